@@ -1,0 +1,33 @@
+"""attnscope: the regularity and dynamics of attention, as a map between probability measures."""
+
+from attnscope.attention import Affine, Attention, Heads, NoClosedForm, variants
+from attnscope.attention.exponential import Exponential
+from attnscope.attention.l2 import L2
+from attnscope.attention.linear import Linear
+from attnscope.attention.sigmoid import Sigmoid
+from attnscope.attention.sinkhorn import NotConverged, Sinkhorn
+from attnscope.attention.softmax import Softmax
+from attnscope.measures import Gaussian, Particles
+from attnscope.transport import bures, conditional_wasserstein, wasserstein
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "L2",
+    "Affine",
+    "Attention",
+    "Exponential",
+    "Gaussian",
+    "Heads",
+    "Linear",
+    "NoClosedForm",
+    "NotConverged",
+    "Particles",
+    "Sigmoid",
+    "Sinkhorn",
+    "Softmax",
+    "bures",
+    "conditional_wasserstein",
+    "variants",
+    "wasserstein",
+]

@@ -1,0 +1,25 @@
+"""Attention variants: one file in this folder is one variant, found by its file."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+
+from attnscope.attention._base import Affine, Attention, NoClosedForm
+from attnscope.attention._heads import Heads
+
+__all__ = ["Affine", "Attention", "Heads", "NoClosedForm", "variants"]
+
+
+def variants() -> dict[str, type[Attention]]:
+    """Every attention variant by name, discovered from the files of this folder."""
+    found: dict[str, type[Attention]] = {}
+    for module_info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
+        if module_info.name.startswith("_"):
+            continue
+        module = importlib.import_module(f"{__name__}.{module_info.name}")
+        for member in vars(module).values():
+            if inspect.isclass(member) and issubclass(member, Attention) and member.__module__ == module.__name__:
+                found[member.name] = member
+    return found

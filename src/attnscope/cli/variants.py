@@ -1,0 +1,43 @@
+"""`attnscope variants`: the table of attention variants."""
+
+from __future__ import annotations
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from attnscope.attention import Attention, variants
+
+COLUMNS = ("variant", "class", "closed form on Gaussians", "normalised", "globally Lipschitz", "reference")
+
+
+def rows() -> list[tuple[str, ...]]:
+    """One row per variant found in the folder, in the order of COLUMNS."""
+    return [
+        (
+            name,
+            variant.__name__,
+            "yes" if variant.on_gaussian is not Attention.on_gaussian else "no",
+            "yes" if variant.normalised else "no",
+            variant.lipschitz,
+            variant.reference,
+        )
+        for name, variant in variants().items()
+    ]
+
+
+def as_markdown() -> str:
+    """The table as the README shows it."""
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *rows()]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def command(markdown: bool = typer.Option(False, "--markdown", help="Print the table as Markdown, as in the README.")) -> None:
+    """List the attention variants: closed form? normalised? globally Lipschitz? where from?"""
+    if markdown:
+        typer.echo(as_markdown())
+        return
+    table = Table(*COLUMNS, title="Attention variants")
+    for row in rows():
+        table.add_row(*row)
+    Console().print(table)

@@ -1,0 +1,187 @@
+r"""The two kinds of probability measure that attention acts on.
+
+`Particles` is $\sum_i w_i \delta_{x_i}$ (optionally on $[0,1] \times R^d$, each token at a position, for causal use);
+`Gaussian` is $N(m, \Sigma)$, singular covariances included. Both may be stacks: leading axes hold independent measures.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Self, final
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnscope.validation import as_generator, check_same_kind, check_shape, check_tensor
+
+MOST_QUADRATURE_POINTS = 10_000_000
+
+
+@final
+@dataclass(frozen=True, eq=False, init=False)
+class Particles:
+    r"""The measure $\sum_i w_i \delta_{x_i}$, or a stack of them with the same number of particles.
+
+    `weights` are non-negative and sum to one, uniform by default. `positions` in [0, 1] say where a token stands for
+    causal attention; without them token $i$ of $n$ stands at $i/n$.
+    """
+
+    x: Float[Tensor, "*stack n d"]
+    weights: Float[Tensor, "*stack n"]
+    positions: Float[Tensor, "*stack n"] | None
+
+    def __init__(self, x: Tensor, weights: Tensor | None = None, positions: Tensor | None = None) -> None:
+        check_tensor("x", x, "... n d")
+        if weights is None:
+            weights = torch.full_like(x[..., 0], 1.0 / x.shape[-2])
+        else:
+            _check_companion("weights", weights, x)
+            _check_masses(weights)
+        if positions is not None:
+            _check_companion("positions", positions, x)
+            if positions.min() < 0 or positions.max() > 1:
+                raise ValueError(
+                    f"positions must lie in [0, 1], got values from {positions.min():.6g} to {positions.max():.6g}. "
+                    "Token i of n usually stands at i/n."
+                )
+        self._set(x, weights, positions)
+
+    def _set(self, x: Tensor, weights: Tensor, positions: Tensor | None) -> None:
+        object.__setattr__(self, "x", x)
+        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "positions", positions)
+
+    def at(self, x: Float[Tensor, "*stack n e"]) -> Particles:
+        """The same masses and positions at other points (not checked again: this is the hot path)."""
+        moved = object.__new__(Particles)
+        moved._set(x, self.weights, self.positions)
+        return moved
+
+    def to(self, target: torch.dtype | torch.device | str) -> Particles:
+        """The same measure in another dtype or on another device."""
+        moved = object.__new__(Particles)
+        positions = None if self.positions is None else self.positions.to(target)
+        moved._set(self.x.to(target), self.weights.to(target), positions)
+        return moved
+
+    @property
+    def n(self) -> int:
+        return self.x.shape[-2]
+
+    @property
+    def dim(self) -> int:
+        return self.x.shape[-1]
+
+    def places(self) -> Float[Tensor, "*stack n"]:
+        """Where each token stands: `positions`, or token order i/n when there are none."""
+        if self.positions is not None:
+            return self.positions
+        order = torch.arange(1, self.n + 1, dtype=self.x.dtype, device=self.x.device) / self.n
+        return order.expand(self.x.shape[:-1])
+
+    def mean(self) -> Float[Tensor, "*stack d"]:
+        return torch.einsum("...n,...nd->...d", self.weights, self.x)
+
+    def cov(self) -> Float[Tensor, "*stack d d"]:
+        centred = self.x - self.mean()[..., None, :]
+        return torch.einsum("...n,...nd,...ne->...de", self.weights, centred, centred)
+
+    def radius(self) -> Float[Tensor, "*stack"]:
+        """The radius of the smallest ball around 0 that holds every particle."""
+        return torch.linalg.vector_norm(self.x, dim=-1).amax(-1)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Gaussian:
+    r"""The measure $N(m, \Sigma)$, or a stack of them. $\Sigma$ is symmetric and positive semi-definite, singular allowed."""
+
+    mean: Float[Tensor, "*stack d"]
+    cov: Float[Tensor, "*stack d d"]
+
+    def __post_init__(self) -> None:
+        check_tensor("mean", self.mean, "... d")
+        check_tensor("cov", self.cov, "... d d")
+        check_same_kind("cov", self.cov, "mean", self.mean)
+        check_shape("cov", self.cov, (*self.mean.shape, self.mean.shape[-1]), "one d x d matrix per mean")
+        size = float(self.cov.abs().max())
+        tolerance = _tolerance(self.cov.dtype) * max(size, torch.finfo(self.cov.dtype).tiny)
+        asymmetry = float((self.cov - self.cov.mT).abs().max())
+        if asymmetry > tolerance:
+            raise ValueError(
+                f"cov must be symmetric, got entries that differ from their mirror by up to {asymmetry:.3g}. "
+                "Pass (cov + cov.mT) / 2 if that is what you mean."
+            )
+        least = float(torch.linalg.eigvalsh((self.cov + self.cov.mT) / 2).min())
+        if least < -tolerance * self.cov.shape[-1]:
+            raise ValueError(
+                f"cov must be positive semi-definite, got an eigenvalue {least:.3g}. A covariance is L @ L.mT for some factor L."
+            )
+
+    @property
+    def dim(self) -> int:
+        return self.mean.shape[-1]
+
+    def to(self, target: torch.dtype | torch.device | str) -> Self:
+        """The same measure in another dtype or on another device."""
+        return type(self)(self.mean.to(target), self.cov.to(target))
+
+    def factor(self) -> Float[Tensor, "*stack d d"]:
+        r"""The symmetric square root $L = \Sigma^{1/2}$, so that $L L^T = \Sigma$."""
+        values, vectors = torch.linalg.eigh((self.cov + self.cov.mT) / 2)
+        return (vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT
+
+    def sample(self, n: int, generator: torch.Generator | int) -> Particles:
+        """`n` independent draws, from a `torch.Generator` or an integer seed."""
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"n must be a whole number of at least 1, got {n!r}.")
+        source = as_generator(generator, self.mean.device)
+        shape = (*self.mean.shape[:-1], n, self.dim)
+        noise = torch.randn(shape, dtype=self.mean.dtype, device=self.mean.device, generator=source)
+        return Particles(self.mean[..., None, :] + noise @ self.factor())
+
+    def quadrature(self, order: int) -> Particles:
+        r"""Gauss-Hermite particles: integrates every polynomial of degree $2\,$order$-1$ per coordinate exactly.
+
+        A tensor grid on the range of the covariance: order**rank particles.
+        """
+        if isinstance(order, bool) or not isinstance(order, int) or order < 1:
+            raise ValueError(f"order must be a whole number of at least 1, got {order!r}.")
+        values, vectors = torch.linalg.eigh((self.cov + self.cov.mT) / 2)
+        flat = values.reshape(-1, self.dim)
+        rounding = self.dim * torch.finfo(values.dtype).eps * flat.abs().amax(-1, keepdim=True)
+        kept = (flat > rounding).any(0)
+        rank = int(kept.sum())
+        if order**rank > MOST_QUADRATURE_POINTS:
+            raise ValueError(
+                f"quadrature(order={order}) in rank {rank} needs {order}**{rank} particles, more than {MOST_QUADRATURE_POINTS:,}. "
+                "Use a smaller order, or gaussian.sample(n, generator=seed)."
+            )
+        nodes, masses = np.polynomial.hermite_e.hermegauss(order)
+        masses = masses / masses.sum()
+        grid = np.array(list(itertools.product(nodes, repeat=rank))).reshape(-1, rank)
+        weights = np.array([np.prod(w) for w in itertools.product(masses, repeat=rank)])
+        scaled = (vectors * values.clamp(min=0).sqrt()[..., None, :])[..., kept]
+        x = self.mean[..., None, :] + torch.as_tensor(grid).to(self.mean) @ scaled.mT
+        return Particles(x, torch.as_tensor(weights).to(x).expand(x.shape[:-1]).clone())
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return 1e-8 if dtype == torch.float64 else 1e-4
+
+
+def _check_companion(name: str, value: Tensor, x: Tensor) -> None:
+    check_tensor(name, value, "... n")
+    check_same_kind(name, value, "x", x)
+    check_shape(name, value, tuple(x.shape[:-1]), "one per particle")
+
+
+def _check_masses(weights: Tensor) -> None:
+    if weights.min() < 0:
+        raise ValueError(f"weights must not be negative, got a smallest weight of {weights.min():.6g}.")
+    off = float((weights.sum(-1, dtype=torch.float64) - 1).abs().max())
+    if off > _tolerance(weights.dtype):
+        raise ValueError(f"weights must sum to 1, got a sum that is off by {off:.3g}. Pass weights / weights.sum() instead.")

@@ -1,0 +1,109 @@
+"""Wasserstein distances between measures: exact between clouds, closed form between Gaussians, conditional for sequences."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import ot
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnscope.measures import Gaussian, Particles
+from attnscope.validation import check_same_kind, check_shape, check_tensor, described
+
+MOST_COST_ENTRIES = 2**28
+
+
+def wasserstein(mu: Particles | Gaussian, nu: Particles | Gaussian, p: float = 2) -> float:
+    r"""The distance $W_p(\mu, \nu) = (\min_\pi \int |x - y|^p d\pi)^{1/p}$: the distance itself, not its power.
+
+    Exact between weighted clouds (network simplex; sorting on a line), Bures' formula between Gaussians (p = 2 only).
+    """
+    _check_pair(mu, nu, p)
+    if isinstance(mu, Gaussian) and isinstance(nu, Gaussian):
+        if p != 2:
+            raise ValueError(f"between Gaussians only p = 2 has a closed form, got p = {p}. Sample them to use another p.")
+        return math.hypot(float(torch.linalg.vector_norm(mu.mean - nu.mean)), bures(mu.cov, nu.cov))
+    assert isinstance(mu, Particles)
+    assert isinstance(nu, Particles)
+    return _between_clouds(mu.x, mu.weights, nu.x, nu.weights, p)
+
+
+def conditional_wasserstein(mu: Particles, nu: Particles, p: float = 2) -> float:
+    r"""$d_p(\mu,\nu) = (\int W_p(\mu(\cdot|s), \nu(\cdot|s))^p d\theta(s))^{1/p}$ for sequences with positions [castin24, Sec. 4].
+
+    $\theta$ is the law of the positions, which both must share: otherwise the distance is infinite. Two sequences of n
+    tokens in order have $d_2 = \|X - Y\|_F/\sqrt{n}$.
+    """
+    _check_pair(mu, nu, p)
+    if not isinstance(mu, Particles) or not isinstance(nu, Particles):
+        raise TypeError("conditional_wasserstein compares sequences of tokens: pass two Particles.")
+    places, masses = _first_marginal(mu)
+    other_places, other_masses = _first_marginal(nu)
+    if len(places) != len(other_places) or not torch.equal(places, other_places):
+        return math.inf
+    if not torch.allclose(masses, other_masses, rtol=0, atol=1e-9 if masses.dtype == torch.float64 else 1e-5):
+        return math.inf
+    if len(places) == mu.n == nu.n:
+        gaps = torch.linalg.vector_norm(mu.x[mu.places().argsort()] - nu.x[nu.places().argsort()], dim=-1)
+        return float((masses * gaps**p).sum()) ** (1 / p)
+    total = 0.0
+    for place, mass in zip(places, masses, strict=True):
+        here, there = mu.places() == place, nu.places() == place
+        if mass == 0:
+            continue
+        w, z = mu.weights[here], nu.weights[there]
+        total += float(mass) * _between_clouds(mu.x[here], w / w.sum(), nu.x[there], z / z.sum(), p) ** p
+    return total ** (1 / p)
+
+
+def bures(sigma: Float[Tensor, "d d"], tau: Float[Tensor, "d d"]) -> float:
+    r"""The distance $W_2$ between $N(0, \Sigma)$ and $N(0, T)$: $\min_O |\Sigma^{1/2} - T^{1/2} O|_F$ over orthogonal $O$.
+
+    Its square is $\mathrm{tr}(\Sigma + T - 2(\Sigma^{1/2}T\Sigma^{1/2})^{1/2})$; this form does not cancel near equality.
+    """
+    zero = torch.zeros_like(sigma[0]) if isinstance(sigma, Tensor) and sigma.ndim == 2 else sigma
+    first, second = Gaussian(zero, sigma).factor(), Gaussian(zero, tau).factor()
+    left, _, right = torch.linalg.svd(second.mT @ first)
+    return float(torch.linalg.matrix_norm(first - second @ (left @ right)))
+
+
+def _between_clouds(x: Tensor, w: Tensor, y: Tensor, z: Tensor, p: float) -> float:
+    x, w, y, z = (part.detach().to("cpu", torch.float64) for part in (x, w, y, z))
+    if x.shape[-1] == 1:
+        return float(ot.wasserstein_1d(x[:, 0], y[:, 0], w, z, p=p).clamp(min=0)) ** (1 / p)
+    if len(w) * len(z) > MOST_COST_ENTRIES:
+        raise ValueError(
+            f"exact transport between {len(w):,} and {len(z):,} particles needs a cost matrix of {len(w) * len(z):,} entries, more than "
+            f"{MOST_COST_ENTRIES:,}. Compare smaller samples, or one-dimensional projections."
+        )
+    cost = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist") ** p
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # POT only warns when the network simplex did not finish
+        value = ot.emd2((w / w.sum()).numpy(), (z / z.sum()).numpy(), cost.numpy(), numItermax=100_000_000)
+    return max(float(value), 0.0) ** (1 / p)
+
+
+def _first_marginal(mu: Particles) -> tuple[Tensor, Tensor]:
+    """The law of the positions: distinct places in increasing order and their masses."""
+    places, group = torch.unique(mu.places(), return_inverse=True)
+    return places, torch.zeros_like(places).index_add_(0, group, mu.weights)
+
+
+def _check_pair(mu: object, nu: object, p: float) -> None:
+    if not isinstance(mu, Particles | Gaussian) or type(mu) is not type(nu):
+        raise TypeError(
+            f"expected two Particles or two Gaussians, got {described(mu)[:60]} and {described(nu)[:60]}. "
+            "Sample the Gaussian to compare it with a cloud."
+        )
+    assert isinstance(nu, Particles | Gaussian)
+    points, others = (m.x if isinstance(m, Particles) else m.mean for m in (mu, nu))
+    wanted = "n d" if isinstance(mu, Particles) else "d"
+    check_tensor("mu", points, wanted)
+    check_tensor("nu", others, wanted)
+    check_same_kind("nu", others, "mu", points)
+    check_shape("nu", others, (*others.shape[:-1], points.shape[-1]), "the dimension of mu")
+    if isinstance(p, bool) or not isinstance(p, int | float) or not 1 <= p < math.inf:
+        raise ValueError(f"p must be a number with 1 <= p < infinity, got {described(p)}.")

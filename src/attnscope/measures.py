@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Self, final
+from typing import final
 
 import numpy as np
 import torch
@@ -125,9 +125,9 @@ class Gaussian:
     def dim(self) -> int:
         return self.mean.shape[-1]
 
-    def to(self, target: torch.dtype | torch.device | str) -> Self:
+    def to(self, target: torch.dtype | torch.device | str) -> Gaussian:
         """The same measure in another dtype or on another device."""
-        return type(self)(self.mean.to(target), self.cov.to(target))
+        return Gaussian(self.mean.to(target), self.cov.to(target))
 
     def factor(self) -> Float[Tensor, "*stack d d"]:
         r"""The symmetric square root $L = \Sigma^{1/2}$, so that $L L^T = \Sigma$."""

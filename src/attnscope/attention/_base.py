@@ -10,7 +10,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, TypeVar, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +19,8 @@ from torch import Tensor
 from attnscope.attention._heads import Heads
 from attnscope.measures import Gaussian, Particles
 from attnscope.validation import check_same_kind, check_shape, check_tensor, described
+
+Variant = TypeVar("Variant", bound="Attention")
 
 CHUNK_BYTES = 2**26
 """Size of a part of the coupling that is held at once. Above 32 MiB glibc returns every freed block at once; below, the heap fragments."""
@@ -109,7 +111,7 @@ class Attention(ABC):
             )
         return self.on_gaussian(mu)
 
-    def to(self, target: torch.dtype | torch.device | str) -> Self:
+    def to(self: Variant, target: torch.dtype | torch.device | str) -> Variant:
         """The same attention in another dtype or on another device."""
         return dataclasses.replace(self, heads=self.heads.to(target))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float, Int
@@ -85,7 +85,7 @@ class Heads:
         object.__setattr__(self, "scale", 1 / math.sqrt(k) if scale is None else float(scale))
 
     @classmethod
-    def from_matrices(cls, A: Tensor, V: Tensor) -> Self:
+    def from_matrices(cls, A: Tensor, V: Tensor) -> Heads:
         r"""Heads with score $\langle A x, y \rangle$ and value $V y$: one for (d, d) matrices, one each for (h, d, d)."""
         for name, matrix in (("A", A), ("V", V)):
             check_tensor(name, matrix, "... d d")
@@ -130,7 +130,7 @@ class Heads:
             total = total + out.sum(0)
         return total if self.output_bias is None else total + self.output_bias
 
-    def select(self, *which: int) -> Self:
+    def select(self, *which: int) -> Heads:
         """The heads of these numbers alone, the output bias left out (it belongs to no head)."""
         index = torch.tensor(which, device=self.query.device)
         per_head: dict[str, Any] = {
@@ -138,13 +138,13 @@ class Heads:
             for field in dataclasses.fields(self)
             if field.name not in ("scale", "rotary", "output_bias")
         }
-        return type(self)(**per_head, scale=self.scale, rotary=self.rotary)
+        return Heads(**per_head, scale=self.scale, rotary=self.rotary)
 
-    def to(self, target: torch.dtype | torch.device | str) -> Self:
+    def to(self, target: torch.dtype | torch.device | str) -> Heads:
         """The same heads in another dtype or on another device."""
         moved: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         moved |= {name: part.to(target) for name, part in moved.items() if isinstance(part, Tensor)}
-        return type(self)(**moved)
+        return Heads(**moved)
 
     def queries(self, x: Float[Tensor, "*stack m d"], at: Int[Tensor, " m"] | None = None) -> Float[Tensor, "*stack h m k"]:
         """Queries of each head, turned by the rotary embedding for tokens number `at`."""

@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-jaxtyping.install_import_hook("attnscope", "beartype.beartype")
+jaxtyping.install_import_hook("attnscope", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # a first import of POT compiles docstrings with invalid escapes
+    warnings.simplefilter("ignore")  # deprecations inside POT and torch, seen once at their first import
     import ot  # noqa: F401
+    import torch._decomp.decompositions_for_jvp
 
 torch.set_num_threads(1)
 settings.register_profile(

@@ -6,7 +6,6 @@ r"""The two kinds of probability measure that attention acts on.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import final
 
@@ -76,10 +75,11 @@ class Particles:
         return self.x.shape[-1]
 
     def places(self) -> Float[Tensor, "*stack n"]:
-        """Where each token stands: `positions`, or token order i/n when there are none."""
+        """Where each token stands: `positions`, or token order i/n when there are none (float32 at least, so that none coincide)."""
         if self.positions is not None:
             return self.positions
-        order = torch.arange(1, self.n + 1, dtype=self.x.dtype, device=self.x.device) / self.n
+        precise = torch.promote_types(self.x.dtype, torch.float32)
+        order = torch.arange(1, self.n + 1, dtype=precise, device=self.x.device) / self.n
         return order.expand(self.x.shape[:-1])
 
     def mean(self) -> Float[Tensor, "*stack d"]:
@@ -107,18 +107,18 @@ class Gaussian:
         check_tensor("cov", self.cov, "... d d")
         check_same_kind("cov", self.cov, "mean", self.mean)
         check_shape("cov", self.cov, (*self.mean.shape, self.mean.shape[-1]), "one d x d matrix per mean")
-        size = float(self.cov.abs().max())
-        tolerance = _tolerance(self.cov.dtype) * max(size, torch.finfo(self.cov.dtype).tiny)
-        asymmetry = float((self.cov - self.cov.mT).abs().max())
-        if asymmetry > tolerance:
+        cov = self.cov.detach()
+        tolerance = _tolerance(cov.dtype) * cov.abs().amax((-2, -1))
+        asymmetry = (cov - cov.mT).abs().amax((-2, -1))
+        if (asymmetry > tolerance).any():
             raise ValueError(
-                f"cov must be symmetric, got entries that differ from their mirror by up to {asymmetry:.3g}. "
+                f"cov must be symmetric, got entries that differ from their mirror by up to {asymmetry.max():.3g}. "
                 "Pass (cov + cov.mT) / 2 if that is what you mean."
             )
-        least = float(torch.linalg.eigvalsh((self.cov + self.cov.mT) / 2).min())
-        if least < -tolerance * self.cov.shape[-1]:
+        least = torch.linalg.eigvalsh((cov + cov.mT) / 2)[..., 0]
+        if (least < -tolerance * self.dim).any():
             raise ValueError(
-                f"cov must be positive semi-definite, got an eigenvalue {least:.3g}. A covariance is L @ L.mT for some factor L."
+                f"cov must be positive semi-definite, got an eigenvalue {least.min():.3g}. A covariance is L @ L.mT for some factor L."
             )
 
     @property
@@ -131,8 +131,7 @@ class Gaussian:
 
     def factor(self) -> Float[Tensor, "*stack d d"]:
         r"""The symmetric square root $L = \Sigma^{1/2}$, so that $L L^T = \Sigma$."""
-        values, vectors = torch.linalg.eigh((self.cov + self.cov.mT) / 2)
-        return (vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT
+        return square_root(self.cov)
 
     def sample(self, n: int, generator: torch.Generator | int) -> Particles:
         """`n` independent draws, from a `torch.Generator` or an integer seed."""
@@ -162,11 +161,17 @@ class Gaussian:
             )
         nodes, masses = np.polynomial.hermite_e.hermegauss(order)
         masses = masses / masses.sum()
-        grid = np.array(list(itertools.product(nodes, repeat=rank))).reshape(-1, rank)
-        weights = np.array([np.prod(w) for w in itertools.product(masses, repeat=rank)])
+        index = np.indices((order,) * rank).reshape(rank, order**rank)
+        grid, weights = nodes[index].T, masses[index].prod(0)
         scaled = (vectors * values.clamp(min=0).sqrt()[..., None, :])[..., kept]
         x = self.mean[..., None, :] + torch.as_tensor(grid).to(self.mean) @ scaled.mT
         return Particles(x, torch.as_tensor(weights).to(x).expand(x.shape[:-1]).clone())
+
+
+def square_root(cov: Float[Tensor, "*stack d d"]) -> Float[Tensor, "*stack d d"]:
+    """The symmetric square root of a positive semi-definite matrix; what rounding made negative counts as zero."""
+    values, vectors = torch.linalg.eigh((cov + cov.mT) / 2)
+    return (vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT
 
 
 def _tolerance(dtype: torch.dtype) -> float:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.measures import Gaussian, Particles
+from attnscope.measures import Gaussian, Particles, square_root
 from attnscope.validation import check_same_kind, check_shape, check_tensor, described
 
 MOST_COST_ENTRIES = 2**28
@@ -25,7 +25,8 @@ def wasserstein(mu: Particles | Gaussian, nu: Particles | Gaussian, p: float = 2
     if isinstance(mu, Gaussian) and isinstance(nu, Gaussian):
         if p != 2:
             raise ValueError(f"between Gaussians only p = 2 has a closed form, got p = {p}. Sample them to use another p.")
-        return math.hypot(float(torch.linalg.vector_norm(mu.mean - nu.mean)), bures(mu.cov, nu.cov))
+        gap = torch.linalg.vector_norm(mu.mean.detach().double() - nu.mean.detach().double())
+        return math.hypot(float(gap), bures(mu.cov, nu.cov))
     assert isinstance(mu, Particles)
     assert isinstance(nu, Particles)
     return _between_clouds(mu.x, mu.weights, nu.x, nu.weights, p)
@@ -40,23 +41,21 @@ def conditional_wasserstein(mu: Particles, nu: Particles, p: float = 2) -> float
     _check_pair(mu, nu, p)
     if not isinstance(mu, Particles) or not isinstance(nu, Particles):
         raise TypeError("conditional_wasserstein compares sequences of tokens: pass two Particles.")
-    places, masses = _first_marginal(mu)
-    other_places, other_masses = _first_marginal(nu)
-    if len(places) != len(other_places) or not torch.equal(places, other_places):
+    (x, w, s), (y, z, t) = _sequence(mu), _sequence(nu)
+    places, counts = torch.unique_consecutive(s, return_counts=True)
+    other_places, other_counts = torch.unique_consecutive(t, return_counts=True)
+    if not torch.equal(places, other_places):
         return math.inf
-    if not torch.allclose(masses, other_masses, rtol=0, atol=1e-9 if masses.dtype == torch.float64 else 1e-5):
+    here, there = w.split(counts.tolist()), z.split(other_counts.tolist())
+    masses = torch.stack([part.sum() for part in here])
+    if not torch.allclose(masses, torch.stack([part.sum() for part in there]), rtol=0, atol=1e-9 if mu.x.dtype == torch.float64 else 1e-5):
         return math.inf
-    if len(places) == mu.n == nu.n:
-        gaps = torch.linalg.vector_norm(mu.x[mu.places().argsort()] - nu.x[nu.places().argsort()], dim=-1)
-        return float((masses * gaps**p).sum()) ** (1 / p)
-    total = 0.0
-    for place, mass in zip(places, masses, strict=True):
-        here, there = mu.places() == place, nu.places() == place
-        if mass == 0:
-            continue
-        w, z = mu.weights[here], nu.weights[there]
-        total += float(mass) * _between_clouds(mu.x[here], w / w.sum(), nu.x[there], z / z.sum(), p) ** p
-    return total ** (1 / p)
+    if len(places) == len(s) == len(t):
+        distances = torch.linalg.vector_norm(x - y, dim=-1)
+    else:
+        clouds = zip(x.split(counts.tolist()), here, y.split(other_counts.tolist()), there, strict=True)
+        distances = torch.tensor([_between_clouds(a, v / v.sum(), b, u / u.sum(), p) for a, v, b, u in clouds], dtype=torch.float64)
+    return _power_mean(distances, masses / masses.sum(), p)
 
 
 def bures(sigma: Float[Tensor, "d d"], tau: Float[Tensor, "d d"]) -> float:
@@ -64,8 +63,12 @@ def bures(sigma: Float[Tensor, "d d"], tau: Float[Tensor, "d d"]) -> float:
 
     Its square is $\mathrm{tr}(\Sigma + T - 2(\Sigma^{1/2}T\Sigma^{1/2})^{1/2})$; this form does not cancel near equality.
     """
-    zero = torch.zeros_like(sigma[0]) if isinstance(sigma, Tensor) and sigma.ndim == 2 else sigma
-    first, second = Gaussian(zero, sigma).factor(), Gaussian(zero, tau).factor()
+    for name, matrix in (("sigma", sigma), ("tau", tau)):
+        check_tensor(name, matrix, "d d")
+        Gaussian(torch.zeros_like(matrix[0]), matrix)
+    check_same_kind("tau", tau, "sigma", sigma)
+    check_shape("tau", tau, tuple(sigma.shape), "the shape of sigma")
+    first, second = (square_root(matrix.detach().double()) for matrix in (sigma, tau))
     left, _, right = torch.linalg.svd(second.mT @ first)
     return float(torch.linalg.matrix_norm(first - second @ (left @ right)))
 
@@ -73,23 +76,31 @@ def bures(sigma: Float[Tensor, "d d"], tau: Float[Tensor, "d d"]) -> float:
 def _between_clouds(x: Tensor, w: Tensor, y: Tensor, z: Tensor, p: float) -> float:
     x, w, y, z = (part.detach().to("cpu", torch.float64) for part in (x, w, y, z))
     if x.shape[-1] == 1:
-        return float(ot.wasserstein_1d(x[:, 0], y[:, 0], w, z, p=p).clamp(min=0)) ** (1 / p)
+        unit = float(max(x.max(), y.max()) - min(x.min(), y.min())) or 1.0
+        return unit * float(ot.wasserstein_1d(x[:, 0] / unit, y[:, 0] / unit, w, z, p=p).clamp(min=0)) ** (1 / p)
     if len(w) * len(z) > MOST_COST_ENTRIES:
         raise ValueError(
             f"exact transport between {len(w):,} and {len(z):,} particles needs a cost matrix of {len(w) * len(z):,} entries, more than "
             f"{MOST_COST_ENTRIES:,}. Compare smaller samples, or one-dimensional projections."
         )
-    cost = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist") ** p
+    gaps = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+    unit = float(gaps.max()) or 1.0
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # POT only warns when the network simplex did not finish
-        value = ot.emd2((w / w.sum()).numpy(), (z / z.sum()).numpy(), cost.numpy(), numItermax=100_000_000)
-    return max(float(value), 0.0) ** (1 / p)
+        value = ot.emd2((w / w.sum()).numpy(), (z / z.sum()).numpy(), ((gaps / unit) ** p).numpy(), numItermax=100_000_000)
+    return unit * max(float(value), 0.0) ** (1 / p)
 
 
-def _first_marginal(mu: Particles) -> tuple[Tensor, Tensor]:
-    """The law of the positions: distinct places in increasing order and their masses."""
-    places, group = torch.unique(mu.places(), return_inverse=True)
-    return places, torch.zeros_like(places).index_add_(0, group, mu.weights)
+def _power_mean(distances: Tensor, masses: Tensor, p: float) -> float:
+    unit = float(distances.max()) or 1.0
+    return unit * float((masses * (distances / unit) ** p).sum()) ** (1 / p)
+
+
+def _sequence(mu: Particles) -> tuple[Tensor, Tensor, Tensor]:
+    """Points, weights and places of the particles that carry mass, in the order of their places."""
+    x, w, s = (part.detach().to("cpu", torch.float64)[mu.weights.detach().cpu() > 0] for part in (mu.x, mu.weights, mu.places()))
+    order = s.argsort(stable=True)
+    return x[order], w[order], s[order]
 
 
 def _check_pair(mu: object, nu: object, p: float) -> None:

@@ -39,6 +39,7 @@ class Affine:
     offset: Float[Tensor, "*stack d"]
 
     def __call__(self, x: Float[Tensor, "*stack m d"]) -> Float[Tensor, "*stack m d"]:
+        check_shape("x", x, (*self.offset.shape[:-1], *x.shape[-2:-1], self.offset.shape[-1]), "the stack and dimension of the field")
         return x @ self.matrix.mT + self.offset[..., None, :]
 
 
@@ -196,6 +197,7 @@ class Attention(ABC):
             check_tensor("positions", positions, "... m")
             check_same_kind("positions", positions, "x", x)
             check_shape("positions", positions, tuple(x.shape[:-1]), "one per query")
+            self._check_places(positions, mu.n)
         if not self.causal and not self.heads.positional:
             return None
         positions = self._places(x, mu, positions)
@@ -207,6 +209,18 @@ class Attention(ABC):
                     f"{float(first.max()):.6g}. Move the query, or give the first particles some weight."
                 )
         return positions
+
+    def _check_places(self, positions: Tensor, n: int) -> None:
+        if positions.min() < 0 or positions.max() > 1:
+            raise ValueError(f"positions must lie in [0, 1], got values from {positions.min():.6g} to {positions.max():.6g}.")
+        if not self.heads.positional:
+            return
+        numbers = torch.round(positions.reshape(-1, positions.shape[-1]) * n)
+        if (numbers < 1).any() or (numbers != numbers[0]).any():
+            raise ValueError(
+                f"rotary heads and position biases read token i of n at position i/n, the same in every sequence of a stack; got positions "
+                f"from {positions.min():.6g} for n = {n}. Call once per sequence where they differ."
+            )
 
 
 def by_rows(

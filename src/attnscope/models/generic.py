@@ -1,0 +1,191 @@
+"""Any network: layers are found by their structure and differentiated through their own modules.
+
+A layer is called again with the mask and the other arguments that it received when `tokens` last ran a sequence of that length, so
+a causal model stays causal. Its weights are not understood: there is no `attention(layer)` and no bound.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnscope.attention import Heads
+from attnscope.models._base import Encoder, Model, ModelNotice, Part
+from attnscope.models._catch import Call, caught
+from attnscope.validation import described
+
+
+@final
+class Generic(Model):
+    """Layers found by structure: `nn.TransformerEncoderLayer`s, a list of blocks with attention inside, or attention modules alone."""
+
+    family: ClassVar[str] = "generic"
+
+    def __init__(self, module: nn.Module, name: str, encoder: Encoder | None = None) -> None:
+        super().__init__(module, name, encoder)
+        self._blocks = _find_blocks(module)
+        self._calls: dict[tuple[nn.Module, int], Call] = {}
+        self._seen_causal: bool | None = None
+        block = self._blocks[0]
+        self.pre_norm: bool = bool(getattr(block, "norm_first", False))
+        self._sequence_first = any(not inner.batch_first for inner in block.modules() if isinstance(inner, nn.MultiheadAttention))
+        warnings.warn(
+            f"the architecture of {name} is not known: its {len(self._blocks)} layers of type {type(block).__name__} were found by their "
+            "structure and are differentiated through their own modules, without heads or bounds.",
+            ModelNotice,
+            stacklevel=3,
+        )
+
+    @property
+    def blocks(self) -> Sequence[Any]:
+        return self._blocks
+
+    @property
+    def causal(self) -> bool:
+        """Seen when tokens ran: whether moving the last token leaves what the others receive unchanged. Before that, what it says."""
+        if self._seen_causal is not None:
+            return self._seen_causal
+        return any(bool(getattr(part, "is_causal", False)) for part in self._blocks[0].modules())
+
+    @property
+    def positions(self) -> int:
+        """The limit that the configuration names, or none."""
+        return int(getattr(getattr(self.module, "config", None), "max_position_embeddings", sys.maxsize))
+
+    @property
+    def heads(self) -> int:
+        return int(self._number("num_attention_heads", "num_heads", "n_heads"))
+
+    @property
+    def dim(self) -> int:
+        return int(self._number("hidden_size", "embed_dim", "d_model"))
+
+    def norm(self, layer: int) -> nn.Module:
+        block = self._blocks[layer]
+        if not isinstance(block, nn.TransformerEncoderLayer):
+            raise ValueError(f'the norm of {type(block).__name__} could not be found: use part="attention" or part="block".')
+        return block.norm1
+
+    def input_norm(self, layer: int) -> nn.Module:
+        return self.norm(layer)
+
+    def norm_radius(self, layer: int) -> float | None:
+        self._check_layer(layer)
+        return None
+
+    def layer_heads(self, layer: int) -> Heads:
+        raise ValueError(
+            f"the query, key, value and output matrices of {type(self._blocks[layer]).__name__} could not be found in {self.name}, "
+            "whose architecture is not known. Use model.function(layer, part), or write a family file for it."
+        )
+
+    def attend(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        return self._again(_attention_in(self._blocks[layer]), x)
+
+    def run_block(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        return self._again(self._blocks[layer], x)
+
+    def _apply(self, layer: int, part: Part, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        if part in ("norm+attention", "residual"):
+            self.norm(layer)
+        return super()._apply(layer, part, x)
+
+    def _hidden(self, inputs: Tensor, layer: int) -> Float[Tensor, "b n d"]:
+        block = self._blocks[layer]
+        inner = [part for part in _attentions(block) if part is not block]
+        for part in (block, *inner):
+            call = caught(part, lambda: self._run(inputs[:1]))
+            self._calls[part, self._batched(call.hidden).shape[-2]] = call
+        x = self._batched(caught(block, lambda: self._run(inputs)).hidden)
+        self._look_for_mask(layer, x[:1])
+        return x
+
+    def _look_for_mask(self, layer: int, x: Float[Tensor, "1 n d"]) -> None:
+        if x.shape[-2] > 1:
+            moved = x.clone()
+            moved[:, -1] += 1 + torch.arange(x.shape[-1], dtype=x.dtype, device=x.device)
+            before, after = (self.run_block(layer, tokens)[:, :-1] for tokens in (x, moved))
+            self._seen_causal = torch.allclose(before, after, rtol=1e-5, atol=1e-6)
+
+    def _run(self, inputs: Tensor) -> None:
+        if not hasattr(self.module, "config"):
+            self.module(inputs.transpose(0, 1) if self._sequence_first else inputs)
+            return
+        accepted = inspect.signature(self.module.forward).parameters
+        extra = {"use_cache": False} if "use_cache" in accepted else {}
+        self.module(**{self.module.main_input_name: inputs}, **extra)
+
+    def _inputs(self, source: str | Tensor) -> tuple[Tensor, bool]:
+        """A stack of whatever the network reads: ids, tokens or images."""
+        inputs = self.encode(source) if isinstance(source, str) else source
+        if not isinstance(inputs, Tensor) or not inputs.numel():
+            raise ValueError(f"tokens needs a text or a tensor that {self.name} can read, got {described(source)}.")
+        images = getattr(self.module, "main_input_name", "") == "pixel_values"
+        single = 3 if images else 2 if inputs.is_floating_point() else 1
+        if inputs.ndim not in (single, single + 1):
+            raise ValueError(f"tokens needs a tensor with {single} axes, or {single + 1} for a stack, got {described(source)}.")
+        if not images and inputs.shape[1 - single :][0] > self.positions:
+            raise ValueError(f"{self.name} takes at most {self.positions} tokens, got {inputs.shape[1 - single :][0]}.")
+        inputs = inputs.to(device=self.device, dtype=self.dtype if inputs.is_floating_point() else None)
+        return inputs if inputs.ndim > single else inputs[None], inputs.ndim > single
+
+    def _again(self, part: nn.Module, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        """Call a part as it was called before, with x for its tokens."""
+        call = self._calls.get((part, x.shape[-2]))
+        if call is None:
+            raise ValueError(
+                f"the mask of {self.name} for {x.shape[-2]} tokens is not known yet: call model.tokens(...) on a sequence of that "
+                "length and on this layer first."
+            )
+        out = call.repeat(part, self._batched(x))
+        if not isinstance(out, Tensor) or out.ndim != 3:
+            raise ValueError(f"{type(part).__name__} of {self.name} does not give tokens back, so it cannot be differentiated as a map.")
+        return self._batched(out)
+
+    def _batched(self, x: Tensor) -> Tensor:
+        """From the network's order of axes to (B, n, d), and back."""
+        return x.transpose(0, 1) if self._sequence_first else x
+
+    def _number(self, *names: str) -> int:
+        for holder in (getattr(self.module, "config", None), *self._blocks[0].modules()):
+            for name in names:
+                if isinstance(value := getattr(holder, name, None), int):
+                    return value
+        raise ValueError(f"{self.name} does not say its {names[0]}.")
+
+
+def _find_blocks(module: nn.Module) -> list[nn.Module]:
+    encoder_layers = [part for part in module.modules() if isinstance(part, nn.TransformerEncoderLayer)]
+    if encoder_layers:
+        return encoder_layers
+    lists: list[list[nn.Module]] = [list(part) for part in module.modules() if isinstance(part, nn.ModuleList)]
+    stacks = [blocks for blocks in lists if blocks and len({type(b) for b in blocks}) == 1 and all(list(_attentions(b)) for b in blocks)]
+    found = max(stacks, key=len, default=list(_attentions(module)))
+    if not found:
+        raise ValueError(f"{type(module).__name__} holds no module that looks like attention, so there is no layer to measure.")
+    return found
+
+
+def _attentions(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost modules whose class is called attention."""
+    if "attention" in type(module).__name__.lower() or "attn" in type(module).__name__.lower():
+        yield module
+    else:
+        for child in module.children():
+            yield from _attentions(child)
+
+
+def _attention_in(block: nn.Module) -> nn.Module:
+    found = list(_attentions(block))
+    if len(found) != 1:
+        raise ValueError(f'{type(block).__name__} holds {len(found)} attention modules: use part="block".')
+    if any(isinstance(part, nn.LayerNorm | nn.RMSNorm) for part in found[0].modules()):
+        raise ValueError(f'{type(found[0]).__name__} has a norm inside, so its attention alone cannot be told apart: use part="block".')
+    return found[0]

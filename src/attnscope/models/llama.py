@@ -1,0 +1,69 @@
+"""Llama and its kin (Mistral, Qwen2): pre-norm with RMSNorm, causal, rotary positions, grouped heads [touvron23].
+
+Hugging Face evaluates their softmax, RMSNorm and rotary angles in float32 even in a double model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnscope.attention import Heads
+from attnscope.models._base import Model
+from attnscope.models._split import causal_mask, linear, split
+
+
+@final
+class Llama(Model):
+    """`module.layers` holds the layers; one rotary embedding serves them all."""
+
+    family: ClassVar[str] = "llama"
+    types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "qwen2")
+    pre_norm: bool = True
+
+    @property
+    def blocks(self) -> Sequence[Any]:
+        return self.module.layers
+
+    @property
+    def causal(self) -> bool:
+        return True
+
+    @property
+    def positions(self) -> int:
+        """Within a sliding window, if there is one, the mask is the plain causal one."""
+        window = getattr(self.config, "sliding_window", None)
+        longest = int(self.config.max_position_embeddings)
+        return longest if window is None else min(longest, int(window))
+
+    def norm(self, layer: int) -> nn.Module:
+        return self.blocks[layer].input_layernorm
+
+    def input_norm(self, layer: int) -> nn.Module:
+        return self.norm(layer)
+
+    def layer_heads(self, layer: int) -> Heads:
+        attention, rope = self.blocks[layer].self_attn, self.module.rotary_emb
+        if rope.rope_type in ("dynamic", "longrope"):
+            raise ValueError(
+                f"the rotary angles of {self.name} depend on the length of the sequence (rope type {rope.rope_type!r}), which heads "
+                "cannot say. Use model.function(layer, part) instead."
+            )
+        query, key, value, output = map(linear, (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj))
+        scale = attention.scaling * float(rope.attention_scaling) ** 2
+        return split(query, key, value, output, size=attention.head_dim, scale=scale, rotary=rope.inv_freq.to(self.dtype))
+
+    def attend(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        return self.blocks[layer].self_attn(x, **self._context(x))[0]
+
+    def run_block(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        return self.blocks[layer](x, **self._context(x))
+
+    def _context(self, x: Tensor) -> dict[str, Any]:
+        """What a layer is told besides its tokens."""
+        numbers = torch.arange(x.shape[-2], device=x.device)[None]
+        return {"attention_mask": causal_mask(x), "position_embeddings": self.module.rotary_emb(x, position_ids=numbers)}

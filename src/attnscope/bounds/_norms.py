@@ -1,0 +1,61 @@
+"""Norms that are never too small: what the proved bounds are made of.
+
+All in float64. LAPACK's singular values are backward stable, so `SLACK` covers their rounding with a wide margin.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+SLACK = 1e-10
+"""Relative allowance for rounding in every norm and in every bound."""
+
+PERRON_STEPS = 60
+"""Power steps towards the Perron vector; any number gives a bound, more give a better one."""
+
+
+def spectral(matrix: Float[Tensor, "*stack p q"]) -> Float[Tensor, "*stack"]:
+    """The spectral norm from a dense singular value decomposition."""
+    return torch.linalg.matrix_norm(matrix, 2) * (1 + SLACK)
+
+
+def spectral_of_product(left: Float[Tensor, "*stack p k"], right: Float[Tensor, "*stack k q"]) -> Float[Tensor, "*stack"]:
+    """The spectral norm of `left @ right` at the cost of its inner size k."""
+    k = left.shape[-1]
+    if left.shape[-2] > k:
+        left = torch.linalg.qr(left, mode="r").R
+    if right.shape[-1] > k:
+        right = torch.linalg.qr(right.mT, mode="r").R.mT
+    return spectral(left @ right)
+
+
+def largest_eigenvalue(gram: Float[Tensor, "*stack m m"]) -> Float[Tensor, "*stack"]:
+    """Of symmetric positive semi-definite matrices; rounding is relative to the trace."""
+    return torch.linalg.eigvalsh(gram)[..., -1].clamp(min=0) + SLACK * gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=0)
+
+
+def schatten16(matrix: Float[Tensor, "*stack p q"]) -> Float[Tensor, "*stack"]:
+    r"""$(\sum_i \sigma_i^{16})^{1/16}$ by matrix products: at least the spectral norm, at most rank$^{1/16}$ times it."""
+    size = torch.linalg.matrix_norm(matrix).clamp(min=torch.finfo(matrix.dtype).tiny)
+    power = matrix / size[..., None, None]
+    power = power.mT @ power if power.shape[-1] <= power.shape[-2] else power @ power.mT
+    for _ in range(2):
+        power = power @ power
+    return size * torch.linalg.matrix_norm(power) ** 0.125 * (1 + SLACK)
+
+
+def perron(matrix: Float[Tensor, "n n"]) -> float:
+    r"""An upper bound on the spectral norm of a non-negative matrix $N$: $\max_j (N^TNx)_j/x_j$ for a positive $x$ (Collatz-Wielandt)."""
+    top = float(matrix.max())
+    if top == 0 or not math.isfinite(top):
+        return top
+    scaled = matrix / top
+    x = torch.ones_like(scaled[0])
+    for _ in range(PERRON_STEPS):
+        x = scaled.mT @ (scaled @ x)
+        x = x / x.max() + 1e-9
+    return top * math.sqrt(float(((scaled.mT @ (scaled @ x)) / x).max())) * (1 + SLACK)

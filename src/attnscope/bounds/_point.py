@@ -1,0 +1,151 @@
+r"""What a softmax-like attention does at one input: the pieces of its Jacobian [castin24].
+
+For scores $s_{ij}$, $(Je)_i = \sum_h C_h[\sum_j P_{ij}(I + (x_j - m_i)\kappa_{ij}^T)e_j + C_ie_i]$ with $\kappa_{ij} = \partial_2 s_{ij}$
+and $C_i = \sum_j P_{ij}(x_j - m_i)(\partial_1 s_{ij})^T$. Particles without mass are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attnscope.attention import Heads
+from attnscope.attention._normalised import Normalised
+from attnscope.attention.l2 import L2
+from attnscope.bounds._norms import SLACK, largest_eigenvalue, spectral_of_product
+from attnscope.measures import Particles
+
+REFINED = 16
+"""Rows per head whose cheap norms are replaced by exact ones; all rows when the matrices are small."""
+SMALL = 32
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """Attention at one measure: coupling, queries and keys as the scores see them (rotary included), in float64."""
+
+    heads: Heads
+    x: Float[Tensor, "n d"]
+    weights: Float[Tensor, " n"]
+    numbers: Int[Tensor, " n"]
+    coupling: Float[Tensor, "h n n"]
+    q: Float[Tensor, "h n k"]
+    k: Float[Tensor, "h n k"]
+    distance: bool
+    """Whether scores are -scale |q - k|^2 and not scale <q, k>."""
+
+    @classmethod
+    def of(cls, attention: Normalised, mu: Particles) -> Self:
+        attention, mu = attention.to(torch.float64), mu.to(torch.float64)
+        numbers = torch.arange(mu.n, device=mu.x.device)
+        at = numbers if attention.heads.positional else None
+        keep = mu.weights > 0
+        return cls(
+            heads=attention.heads,
+            x=mu.x[keep],
+            weights=mu.weights[keep],
+            numbers=numbers[keep],
+            coupling=attention.coupling(mu.x, mu)[:, keep][:, :, keep],
+            q=attention.heads.queries(mu.x, at)[:, keep],
+            k=attention.heads.keys(mu.x, at)[:, keep],
+            distance=isinstance(attention, L2),
+        )
+
+    @property
+    def n(self) -> int:
+        return self.x.shape[0]
+
+    @property
+    def scale(self) -> float:
+        """The factor of <q, k> in the scores."""
+        return (2 if self.distance else 1) * self.heads.scale
+
+    @property
+    def pairwise(self) -> bool:
+        """Whether the gradients of a score in the key token depend on the key token."""
+        return self.distance or self.heads.rotary is not None
+
+    def kappa(self, rows: slice) -> Float[Tensor, "h r m d"]:
+        r"""$\partial_2 s_{ij}$ for these queries i; m = 1 when it does not depend on j."""
+        q = self.q[:, rows, None]
+        if self.distance:
+            q = q - self.k[:, None]
+        if self.heads.rotary is not None:
+            at = -self.numbers
+            q = self.heads.turn(q.expand(-1, -1, self.n, -1), at)
+        return self.scale * q @ self.heads.key[:, None]
+
+    def kappa_norms(self) -> Float[Tensor, "h n m"]:
+        r"""$|\partial_2 s_{ij}|$, through a factor of $K^T$ so that nothing of size d is built."""
+        factor = torch.linalg.qr(self.heads.key.mT, mode="r").R.mT  # (h, k, min(k, d)): |K^T q| = |factor^T q|
+        if self.distance:
+            return self.scale * torch.cdist(self.q @ factor, self.k @ factor, compute_mode="donot_use_mm_for_euclid_dist")
+        if self.heads.rotary is None:
+            return self.scale * torch.linalg.vector_norm(self.q @ factor, dim=-1, keepdim=True)
+        columns = [self.heads.turn(self.q, -number.expand(self.n)) @ factor for number in self.numbers]
+        return self.scale * torch.stack([torch.linalg.vector_norm(column, dim=-1) for column in columns], dim=-1)
+
+    def column_sums(self, factor: Float[Tensor, "h n m"] | float = 1.0) -> Float[Tensor, " h"]:
+        r"""$\max_j w_j^{-1}\sum_i w_i P_{ij} \varphi_{ij}$."""
+        heavy = self.coupling * factor * (self.weights[:, None] / self.weights)
+        return heavy.sum(-2).amax(-1)
+
+    def query_turned(self, row: int) -> Float[Tensor, "h k d"]:
+        r"""scale $\mathrm{Rot}_iQ$, so that $C_i = \sum_j P_{ij}(x_j - m_i)k_j^T$ times it."""
+        if self.heads.rotary is None:
+            return self.scale * self.heads.query
+        at = self.numbers[row].expand(self.heads.dim)
+        return self.scale * self.heads.turn(self.heads.query.mT, at).mT
+
+    def covariance_norms(self, importance: Float[Tensor, "h n"]) -> Float[Tensor, "h n"]:
+        r"""Upper bounds on $\|\mathrm{Cov}_i\|$: exact where cheap, or where `importance` times its root is largest; Frobenius elsewhere."""
+        centred = self.x - self.x.mean(0)
+        gram = (centred @ centred.mT).expand(self.heads.count, -1, -1)
+        found = self._double_centred(gram, gram)
+        for head, row in self._chosen(found.sqrt() * importance):
+            p = self.coupling[head, row]
+            tokens = (self.x - p @ self.x) * p.sqrt()[:, None]
+            small = tokens @ tokens.mT if self.n <= self.heads.dim else tokens.mT @ tokens
+            found[head, row] = largest_eigenvalue(small).clamp(max=found[head, row])
+        return found
+
+    def query_norms(self) -> Float[Tensor, "h n"]:
+        r"""Upper bounds on $\|C_i\|$ ($= \|\mathrm{Cov}_iA\|$ without rotary): exact where cheap or large, Frobenius elsewhere."""
+        if self.heads.rotary is None:
+            read = self.scale * (self.k - self.k.mean(-2, keepdim=True)) @ self.heads.query
+            centred = self.x - self.x.mean(0)
+            found = self._double_centred((centred @ centred.mT).expand(self.heads.count, -1, -1), read @ read.mT)
+        else:
+            parts = [torch.linalg.matrix_norm(self._moved(row) @ self.query_turned(row)) for row in range(self.n)]
+            found = torch.stack(parts, dim=-1) * (1 + SLACK)
+        for head, row in self._chosen(found):
+            exact = spectral_of_product(self._moved(row)[head], self.query_turned(row)[head])
+            found[head, row] = exact.clamp(max=found[head, row])
+        return found
+
+    def _moved(self, row: int) -> Float[Tensor, "h d k"]:
+        r"""$\sum_j P_{ij}(x_j - m_i)k_j^T$."""
+        p = self.coupling[:, row]
+        mean = p @ self.x
+        return (p[..., None] * (self.x - mean[:, None])).mT @ self.k
+
+    def _chosen(self, size: Float[Tensor, "h n"]) -> list[tuple[int, int]]:
+        count = self.n if min(self.n, self.heads.dim) <= SMALL else min(REFINED, self.n)
+        best = size.topk(count, dim=-1).indices
+        return [(head, int(row)) for head in range(size.shape[0]) for row in best[head]]
+
+    def _double_centred(self, left: Float[Tensor, "h n n"], right: Float[Tensor, "h n n"]) -> Float[Tensor, "h n"]:
+        r"""$\|\sum_j P_{ij}(x_j - m_i)y_j^T\|_F$ from the Gram matrices of x and y, rounding added."""
+        p = self.coupling
+        both = torch.einsum("hij,hjk,hik->hi", p, left * right, p)
+        to_left, to_right = p @ left, p @ right
+        mean = (p * to_left * to_right).sum(-1)
+        inner = (p * to_left).sum(-1) * (p * to_right).sum(-1)
+        size = (p @ left.diagonal(dim1=-2, dim2=-1)[..., None] * (p @ right.diagonal(dim1=-2, dim2=-1)[..., None]))[..., 0]
+        rounding = 8 * (self.n + self.heads.dim) * torch.finfo(p.dtype).eps * size
+        return ((both - 2 * mean + inner).clamp(min=0) + rounding).sqrt() * (1 + SLACK)

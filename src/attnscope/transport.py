@@ -46,14 +46,14 @@ def conditional_wasserstein(mu: Particles, nu: Particles, p: float = 2) -> float
     other_places, other_counts = torch.unique_consecutive(t, return_counts=True)
     if not torch.equal(places, other_places):
         return math.inf
-    here, there = w.split(counts.tolist()), z.split(other_counts.tolist())
+    here, there = torch.split(w, counts.tolist()), torch.split(z, other_counts.tolist())
     masses = torch.stack([part.sum() for part in here])
     if not torch.allclose(masses, torch.stack([part.sum() for part in there]), rtol=0, atol=1e-9 if mu.x.dtype == torch.float64 else 1e-5):
         return math.inf
     if len(places) == len(s) == len(t):
         distances = torch.linalg.vector_norm(x - y, dim=-1)
     else:
-        clouds = zip(x.split(counts.tolist()), here, y.split(other_counts.tolist()), there, strict=True)
+        clouds = zip(torch.split(x, counts.tolist()), here, torch.split(y, other_counts.tolist()), there, strict=True)
         distances = torch.tensor([_between_clouds(a, v / v.sum(), b, u / u.sum(), p) for a, v, b, u in clouds], dtype=torch.float64)
     return _power_mean(distances, masses / masses.sum(), p)
 

@@ -7,12 +7,18 @@ from attnscope.attention.linear import Linear
 from attnscope.attention.sigmoid import Sigmoid
 from attnscope.attention.sinkhorn import NotConverged, Sinkhorn
 from attnscope.attention.softmax import Softmax
+from attnscope.jacobian import LinearOperator, SpectralNorm, jacobian, singular_values, spectral_norm
 from attnscope.measures import Gaussian, Particles
 from attnscope.transport import bures, conditional_wasserstein, wasserstein
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "spectral_norm",
+    "singular_values",
+    "jacobian",
+    "SpectralNorm",
+    "LinearOperator",
     "L2",
     "Affine",
     "Attention",

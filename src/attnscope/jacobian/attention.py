@@ -1,0 +1,109 @@
+r"""The Jacobian of an attention layer: tiled analytic kernels for softmax and L2, `torch.func` for every other variant.
+
+The map is $X \mapsto (\Gamma_{\mu(X)}(x_i))_i$ with the weights and positions of mu fixed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnscope.attention import Attention
+from attnscope.attention.l2 import L2
+from attnscope.attention.softmax import Softmax
+from attnscope.jacobian.kernels import SoftmaxKernel
+from attnscope.jacobian.operator import LinearOperator, of_function
+from attnscope.measures import Particles
+
+
+def of_attention(attention: Attention, mu: Particles) -> LinearOperator:
+    """The derivative of one attention layer at mu, with the metric of mu; a stack of measures gives a stack."""
+    attention(mu.x[..., :1, :], mu, mu.places()[..., :1])  # the doors: dimensions, dtypes, masks
+    if not (mu.weights > 0).all():
+        raise ValueError("the Jacobian in L2(mu) needs every weight above 0: drop the particles that carry no mass.")
+    plain = _analytic(attention, mu) if isinstance(attention, Softmax | L2) else _automatic(attention, mu)
+    weights = mu.weights
+    uniform = bool((weights == weights[..., :1]).all())
+    mass = weights.unsqueeze(-1)
+    return dataclasses.replace(
+        plain,
+        rmv=plain.rmv if uniform else lambda v: plain.rmv(mass * v) / mass,
+        weights=None if uniform else weights,
+        exact=None if mu.x.dtype == torch.float64 else lambda: of_attention(attention.to(torch.float64), mu.to(torch.float64)),
+        restrict=(lambda index: of_attention(attention, _sub_stack(mu, index))) if mu.x.ndim > 2 else None,
+    )
+
+
+def _automatic(attention: Attention, mu: Particles) -> LinearOperator:
+    return of_function(lambda x: attention.dense(x, mu.at(x)), mu.x, stack=mu.x.ndim - 2)
+
+
+def _analytic(attention: Softmax | L2, mu: Particles) -> LinearOperator:
+    layer = _Layer(attention, mu)
+    shape = tuple(mu.x.shape[-2:])
+    return LinearOperator(layer.mv, layer.rmv, shape, shape, mu.x.dtype, mu.x.device, tuple(mu.x.shape[:-2]))
+
+
+def _sub_stack(mu: Particles, index: Tensor) -> Particles:
+    parts = (mu.x, mu.weights, mu.positions)
+    stack = mu.x.ndim - 2
+    return Particles(*(None if part is None else part.flatten(0, stack - 1)[index] for part in parts))  # type: ignore[arg-type]
+
+
+class _Layer:
+    """Projections around the softmax kernel: tokens to (q, k, v) and heads back to tokens, and their adjoints."""
+
+    def __init__(self, attention: Softmax | L2, mu: Particles) -> None:
+        self.heads = heads = attention.heads
+        self.at = torch.arange(mu.n, device=mu.x.device) if heads.rotary is not None else None
+        self.into = torch.cat([part.flatten(0, 1) for part in (heads.query, heads.key, heads.value)])
+        self.out = None if heads.output is None else heads.output.transpose(0, 1).flatten(1)
+        self.sizes = [part.shape[1] for part in (heads.query, heads.key, heads.value)]
+        with torch.no_grad():
+            q, k, bias, scale = attention.kernel(mu.x, mu)
+            places = None
+            if attention.causal:
+                places = mu.places().unsqueeze(-2).expand(bias.shape).flatten(0, -2)
+            self.kernel = SoftmaxKernel(
+                q.flatten(0, -3),
+                k.flatten(0, -3),
+                heads.read(mu.x).flatten(0, -3),
+                bias.flatten(0, -2),
+                scale,
+                position_bias=attention.position_bias(*attention.token_numbers(mu.x, mu, None)),
+                places=places,
+                triangular=attention.causal and mu.positions is None,
+                bias_moves=isinstance(attention, L2),
+            )
+
+    @torch.no_grad()
+    def mv(self, u: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack n d"]:
+        n, h = u.shape[-2], self.heads.count
+        projected = (u.reshape(-1, u.shape[-1]) @ self.into.mT).split([h * size for size in self.sizes], dim=-1)
+        parts = [part.unflatten(-1, (h, -1)).unflatten(0, (-1, n)).transpose(1, 2) for part in projected]
+        if self.at is not None:
+            parts[:2] = [self.heads.turn(part, self.at) for part in parts[:2]]
+        q, k, v = (part.flatten(0, 1) for part in parts)
+        bias = -self.kernel.scale * (self.kernel.k * k).sum(-1) if self.kernel.bias_moves else None
+        o = self.kernel.jvp(q, k, v, bias).unflatten(0, (-1, h))
+        if self.out is None:
+            return o.sum(1).reshape(u.shape)
+        return (o.transpose(1, 2).flatten(2) @ self.out.mT).reshape(u.shape)
+
+    @torch.no_grad()
+    def rmv(self, y: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack n d"]:
+        n, h = y.shape[-2], self.heads.count
+        if self.out is None:
+            o = y.reshape(-1, 1, n, y.shape[-1]).expand(-1, h, -1, -1)
+        else:
+            o = (y.reshape(-1, y.shape[-1]) @ self.out).unflatten(-1, (h, -1)).unflatten(0, (-1, n)).transpose(1, 2)
+        grads = self.kernel.vjp(o.flatten(0, 1))
+        if grads.bias is not None:
+            grads.k.addcmul_(grads.bias.unsqueeze(-1), self.kernel.k, value=-self.kernel.scale)
+        parts = [part.unflatten(0, (-1, h)) for part in (grads.q, grads.k, grads.v)]
+        if self.at is not None:
+            parts[:2] = [self.heads.turn(part, -self.at) for part in parts[:2]]
+        return (torch.cat([part.transpose(1, 2).flatten(2) for part in parts], dim=-1) @ self.into).reshape(y.shape)

@@ -1,0 +1,165 @@
+r"""Golub-Kahan-Lanczos bidiagonalisation of a stack of linear maps, all processes advancing together [golub65].
+
+$J V_k = U_k B_k$, $J^T U_k = V_k B_k^T + \beta_k v_{k+1} e_k^T$ with $B_k$ upper bidiagonal, whose singular values are lower bounds of
+those of $J$. Only $V$ is stored and reorthogonalised; every norm is accumulated in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from attnscope.jacobian.operator import LinearOperator
+
+
+@dataclass
+class Process:
+    """What is known of each of the `b` problems: its bidiagonal, and where it ended."""
+
+    alpha: Float64[np.ndarray, "b k"]
+    beta: Float64[np.ndarray, "b k"]
+    steps: Int[np.ndarray, " b"]
+    """Columns of V that the Ritz vectors use: one more than rows of B where the left side broke down."""
+    finished: Bool[np.ndarray, " b"]
+    """An invariant subspace was reached: the Ritz values are singular values."""
+
+    def matrices(self) -> Float64[np.ndarray, "b k k"]:
+        """The bidiagonals, with zeros beyond the steps of each problem."""
+        k = self.alpha.shape[1]
+        made = np.zeros((len(self.alpha), k, k))
+        index = np.arange(k)
+        made[:, index, index] = self.alpha
+        made[:, index[:-1], index[1:]] = self.beta[:, :-1]
+        return made
+
+    def last_beta(self) -> Float64[np.ndarray, " b"]:
+        return np.where(self.finished, 0.0, self.beta[np.arange(len(self.beta)), self.steps - 1])
+
+
+@dataclass
+class Ritz:
+    """The largest Ritz values of each problem, their residuals, and an estimate of the relative error of the largest."""
+
+    values: Float64[np.ndarray, "b k"]
+    residuals: Float64[np.ndarray, "b k"]
+    right: Float64[np.ndarray, "b k k"]
+    """Rows are the right singular vectors of B: coordinates of Ritz vectors in V."""
+    errors: Float64[np.ndarray, "b k"]
+
+    @classmethod
+    def of(cls, process: Process) -> Ritz:
+        r"""Singular values $\theta_i$ of B with residuals $\beta_k|x_i[k]|$, error estimate $\rho^2/(2\max(\mathrm{gap}, \rho))$."""
+        left, values, right = np.linalg.svd(process.matrices())
+        last = left[np.arange(len(left)), process.steps - 1]
+        residuals = process.last_beta()[:, None] * np.abs(last)
+        squared = (values / np.maximum(values[:, :1], 1e-300)) ** 2
+        apart = np.abs(squared[:, :, None] - squared[:, None, :]) + 2.0 * np.eye(values.shape[1])
+        scale = np.maximum(values, 1e-300)
+        rho = np.where(values > 0, residuals / scale, 0.0)
+        gap = apart.min(axis=2) / np.maximum(squared, 1e-300)
+        gap = np.minimum(gap, 1.0)
+        return cls(values, residuals, right, rho**2 / (2 * np.maximum(np.maximum(gap, rho), 1e-300)))
+
+
+@dataclass
+class Lanczos:
+    """The running state for a stack that was flattened to one axis; vectors are (b, N)."""
+
+    op: LinearOperator
+    start: Float[Tensor, "b N"]
+    basis: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        problems = len(self.start)
+        self.rounding = 8 * torch.finfo(self.op.dtype).eps / 2 * math.sqrt(self.start.shape[1])
+        self.process = Process(
+            np.zeros((problems, 0)), np.zeros((problems, 0)), np.zeros(problems, dtype=int), np.zeros(problems, dtype=bool)
+        )
+        self.active = np.ones(problems, dtype=bool)
+        self.scale = np.zeros(problems)
+        self.v = self.start
+        self.u = torch.zeros(0)
+
+    def step(self) -> None:
+        """One product with J and one with its adjoint for every active problem."""
+        process, active = self.process, self.active
+        self.basis.append(self.v)
+        r = self.op.mv(self.v.reshape(-1, *self.op.in_shape)).reshape(len(self.v), -1)
+        if process.alpha.shape[1]:
+            r = r - self._column(process.beta[:, -1]) * self.u
+        alpha = self._norms(r)
+        stuck = active & (alpha <= self.rounding * self.scale)
+        self.u = self._divided(r, alpha, active & ~stuck)
+        w = self.op.rmv(self.u.reshape(-1, *self.op.out_shape)).reshape(len(self.v), -1)
+        w = w - self._column(alpha) * self.v
+        for _ in range(2):
+            w = self._orthogonalised(w)
+        beta = self._norms(w)
+        alpha, beta = np.where(active & ~stuck, alpha, 0.0), np.where(active & ~stuck, beta, 0.0)
+        process.alpha = np.concatenate([process.alpha, alpha[:, None]], axis=1)
+        process.beta = np.concatenate([process.beta, beta[:, None]], axis=1)
+        process.steps = process.steps + active
+        self.scale = np.maximum(self.scale, np.hypot(alpha, beta))
+        invariant = active & (stuck | (beta <= self.rounding * self.scale) | (process.steps >= self.start.shape[1]))
+        process.finished |= invariant
+        self.v = self._divided(w, beta, active & ~invariant)
+
+    def freeze(self, done: Bool[np.ndarray, " b"]) -> None:
+        """These problems stop here: their vectors become zero and cost nothing in later steps but the arithmetic."""
+        self.active &= ~done
+        keep = torch.as_tensor(self.active, device=self.v.device)[:, None]
+        self.v, self.u = self.v * keep, self.u * keep
+
+    def vectors(self, coordinates: Float64[np.ndarray, "b k"]) -> Float[Tensor, "b N"]:
+        """Combinations of the basis vectors, one per problem."""
+        columns = torch.as_tensor(coordinates, dtype=self.op.dtype, device=self.v.device)
+        total = torch.zeros_like(self.start)
+        for column, vector in zip(columns.T, self.basis, strict=True):
+            total.addcmul_(column[:, None], vector)
+        return total
+
+    def restricted(self, keep: Int[np.ndarray, " c"]) -> Lanczos:
+        """The same processes for these problems alone, on the operator of that sub-stack."""
+        assert self.op.restrict is not None
+        index = torch.as_tensor(keep, device=self.v.device)
+        smaller = Lanczos(self.op.restrict(index), self.start[index], [vector[index] for vector in self.basis])
+        old = self.process
+        smaller.process = Process(old.alpha[keep], old.beta[keep], old.steps[keep], old.finished[keep])
+        smaller.active, smaller.scale = self.active[keep], self.scale[keep]
+        smaller.v, smaller.u = self.v[index], self.u[index]
+        return smaller
+
+    def _orthogonalised(self, w: Tensor) -> Tensor:
+        for vector in self.basis:
+            w = w.addcmul(torch.einsum("bn,bn->b", vector, w)[:, None], vector, value=-1)
+        return w
+
+    def _norms(self, vectors: Tensor) -> Float64[np.ndarray, " b"]:
+        norms = torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64).cpu().numpy()
+        if not np.isfinite(norms).all():
+            bad = np.flatnonzero(~np.isfinite(norms)).tolist()
+            raise ValueError(f"the operator returned NaN or infinite values for problem(s) {bad}: an overflow, or a fully masked row.")
+        return norms
+
+    def _column(self, values: Float64[np.ndarray, " b"]) -> Tensor:
+        return torch.as_tensor(values, dtype=self.op.dtype, device=self.v.device)[:, None]
+
+    def _divided(self, vectors: Tensor, norms: Float64[np.ndarray, " b"], where: Bool[np.ndarray, " b"]) -> Tensor:
+        """Unit vectors where `where` holds, zero elsewhere."""
+        inverse = np.where(where, 1 / np.where(norms > 0, norms, 1.0), 0.0)
+        return vectors * self._column(inverse)
+
+
+def starts(problems: int, size: int, op: LinearOperator, seed: int, attempt: int = 0, first: int = 0) -> Float[Tensor, "b N"]:
+    """Uniformly random unit vectors, one per problem from (seed, attempt, problem number): independent of the size of the stack."""
+    made = []
+    for number in range(first, first + problems):
+        state = int(np.random.SeedSequence((seed, attempt, number)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+        draw = torch.randn(size, generator=torch.Generator().manual_seed(state), dtype=torch.float64)
+        made.append(draw / torch.linalg.vector_norm(draw))
+    return torch.stack(made).to(op.device, op.dtype)

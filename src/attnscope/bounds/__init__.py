@@ -2,6 +2,7 @@
 
 from attnscope.bounds._bound import Bound, Bounds
 from attnscope.bounds.ball import on_ball
+from attnscope.bounds.block_norms import BlockNorms
 from attnscope.bounds.smoothness import smoothness
 
-__all__ = ["Bound", "Bounds", "on_ball", "smoothness"]
+__all__ = ["BlockNorms", "Bound", "Bounds", "on_ball", "smoothness"]

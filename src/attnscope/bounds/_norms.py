@@ -48,14 +48,20 @@ def schatten16(matrix: Float[Tensor, "*stack p q"]) -> Float[Tensor, "*stack"]:
     return size * torch.linalg.matrix_norm(power) ** 0.125 * (1 + SLACK)
 
 
+def perron_vector(matrix: Float[Tensor, "n n"]) -> Float[Tensor, " n"]:
+    r"""A positive vector near the top right singular vector of a non-negative matrix."""
+    x = torch.ones_like(matrix[0])
+    for _ in range(PERRON_STEPS):
+        x = matrix.mT @ (matrix @ x)
+        x = x / x.max() + 1e-9
+    return x
+
+
 def perron(matrix: Float[Tensor, "n n"]) -> float:
     r"""An upper bound on the spectral norm of a non-negative matrix $N$: $\max_j (N^TNx)_j/x_j$ for a positive $x$ (Collatz-Wielandt)."""
     top = float(matrix.max())
     if top == 0 or not math.isfinite(top):
         return top
     scaled = matrix / top
-    x = torch.ones_like(scaled[0])
-    for _ in range(PERRON_STEPS):
-        x = scaled.mT @ (scaled @ x)
-        x = x / x.max() + 1e-9
+    x = perron_vector(scaled)
     return top * math.sqrt(float(((scaled.mT @ (scaled @ x)) / x).max())) * (1 + SLACK)

@@ -103,7 +103,7 @@ class Reading:
         return self.scale * self.heads.turn(self.heads.query.mT, at).mT
 
     def covariance_norms(self, importance: Float[Tensor, "h n"]) -> Float[Tensor, "h n"]:
-        r"""Upper bounds on $\|\mathrm{Cov}_i\|$: exact where cheap, or where `importance` times its root is largest; Frobenius elsewhere."""
+        r"""Upper bounds on $\|\mathrm{Cov}_i\|$: exact where cheap or where its root times `importance` is large, else Frobenius."""
         centred = self.x - self.x.mean(0)
         gram = (centred @ centred.mT).expand(self.heads.count, -1, -1)
         found = self._double_centred(gram, gram)

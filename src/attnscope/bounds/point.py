@@ -40,7 +40,7 @@ def point_bounds(attention: Normalised, reading: Reading) -> list[Bound]:
 
 
 def _tied_local(reading: Reading) -> Bound:
-    r"""$\sqrt c + 2\beta\max_i\|\mathrm{Cov}_i\|^{1/2}(\max_j\sum_iP_{ij}|z_i - z_j|^2)^{1/2} + 2\beta\max_i\|\mathrm{Cov}_i\|$, $z = Qx$."""
+    r"""$\sqrt c + 2\beta\max_i\|\mathrm{Cov}_i\|^{1/2}(\max_j\sum_iP_{ij}|z_i - z_j|^2)^{1/2} + 2\beta\max_i\|\mathrm{Cov}_i\|$."""
     z, p, beta = reading.k, reading.coupling, reading.heads.scale
     distance = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist") ** 2
     spread = torch.zeros_like(p[:, 0, 0])

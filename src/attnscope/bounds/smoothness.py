@@ -10,25 +10,56 @@ import torch
 
 from attnscope.attention import Attention
 from attnscope.attention._normalised import Normalised
+from attnscope.attention.softmax import Softmax
 from attnscope.bounds._bound import Bound, Bounds
+from attnscope.bounds._norms import perron
 from attnscope.bounds._point import Reading
 from attnscope.bounds.ball import ball_bounds, check_covered
+from attnscope.bounds.block_norms import BlockNorms, serves
+from attnscope.bounds.blocks import exact_blocks, triangle_blocks
 from attnscope.bounds.point import point_bounds
 from attnscope.measures import Particles
 from attnscope.validation import described
 
 
-def smoothness(attention: Attention, mu: Particles) -> Bounds:
-    """Every proved upper bound on the local Lipschitz constant of `attention` at `mu`, names as in docs/theorems.md."""
+EXACT_WORK = 2e8
+"""Rough operations, n^2 d^3, up to which block norms are computed exactly."""
+MOST_TOKENS = 512
+"""Length up to which B1-S is worth its time unless it is asked for."""
+
+
+def smoothness(attention: Attention, mu: Particles, blocks: BlockNorms | bool | None = None) -> Bounds:
+    """Every proved upper bound on the local Lipschitz constant of `attention` at `mu`, names as in docs/theorems.md.
+
+    The block bounds B1 are the sharpest and the dearest: computed up to 512 tokens by default, always with `blocks=True`,
+    never with `blocks=False`. A layer used on many inputs saves time with `blocks=BlockNorms(attention, examples)`.
+    """
     _check(attention, mu)
     attention, mu = attention.to(torch.float64), mu.to(torch.float64)
-    alive = mu.weights[mu.weights > 0]
-    radius = float(torch.linalg.vector_norm(mu.x[mu.weights > 0], dim=-1).max())
-    found: list[Bound] = ball_bounds(attention, mu.n, float(alive.sum() / alive.min()), radius)
+    alive = mu.weights > 0
+    weights = mu.weights[alive]
+    radius = float(torch.linalg.vector_norm(mu.x[alive], dim=-1).max())
+    found = ball_bounds(attention, mu.n, float(weights.sum() / weights.min()), radius)
     if isinstance(attention, Normalised):
         reading = Reading.of(attention, mu)
         found += point_bounds(attention, reading)
+        if blocks is not False:
+            found.append(_block_bound(attention, mu, reading, blocks))
     return Bounds(found)
+
+
+def _block_bound(attention: Normalised, mu: Particles, reading: Reading, blocks: BlockNorms | bool | None) -> Bound:
+    """The sharpest block bound that this size allows."""
+    if isinstance(blocks, BlockNorms):
+        blocks.check_fits(attention)
+        return blocks.bound(reading)
+    if reading.n**2 * reading.heads.dim**3 <= EXACT_WORK:
+        return Bound(perron(exact_blocks(reading)), "upper", "proved", "B1", "norms of the blocks of the Jacobian", "at this input")
+    if isinstance(attention, Softmax) and serves(attention) and (blocks or mu.n <= MOST_TOKENS):
+        return BlockNorms(attention, [mu]).bound(reading)
+    return Bound(
+        perron(triangle_blocks(reading)), "upper", "proved", "B1-T", "block norms, triangle inequality over heads", "at this input"
+    )
 
 
 def _check(attention: Attention, mu: Particles) -> None:

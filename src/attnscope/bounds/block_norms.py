@@ -1,0 +1,175 @@
+r"""B1-S: norms of all blocks of the Jacobian of a softmax layer from small factors, never an n x n array of d x d blocks.
+
+A block is $J_{ij} = M(p_{ij}) + X_{ij}Y_i^T + \delta_{ij}D_i$: value path, key path of rank at most H, query path, with
+$p_{ij} = (P^h_{ij})_h$, $X_{ij} = [W_ha^h_{ij}]_h$, $a^h_{ij} = P^h_{ij}(v_j - o_i)$, $Y_i = [\kappa^h_i]_h$. Then
+$\|J_{ij}\| \le \min(g + k, (g^2 + 2\chi + k^2)^{1/2})$ off the diagonal, $g \ge \|M(p)\|$, $k \ge \|XY^T\|$, $\chi \ge \|M(p)YX^T\|$.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnscope.attention.softmax import Softmax
+from attnscope.bounds._bound import Bound
+from attnscope.bounds._mixtures import Mixtures
+from attnscope.bounds._norms import SLACK, perron, perron_vector, schatten16, spectral
+from attnscope.bounds._point import Reading
+from attnscope.bounds.blocks import ROW_ENTRIES, outputs, query_block, values, weighted
+from attnscope.measures import Particles
+from attnscope.validation import described
+
+MOST_HEADS = 16
+"""The quartic form of head mixtures takes H^4 numbers."""
+REFINED = 12
+"""Tokens whose query path is bounded by a Schatten-16 norm and not by Frobenius."""
+
+
+@final
+class BlockNorms:
+    """The constants of a softmax layer behind B1-S: build once, use on every input.
+
+    `examples` are inputs of the layer whose attention vectors choose the head mixtures with exactly known norms. Any choice,
+    or none, gives a valid bound; inputs like the ones to come give a better one.
+    """
+
+    def __init__(self, attention: Softmax, examples: Sequence[Particles] = ()) -> None:
+        if not isinstance(attention, Softmax):
+            raise TypeError(f"BlockNorms needs a Softmax attention, got {described(attention)}.")
+        if not serves(attention):
+            raise ValueError(
+                f"BlockNorms serves up to {MOST_HEADS} heads without rotary embedding, got {attention.heads.count} heads"
+                f"{' with rotary embedding' if attention.heads.rotary is not None else ''}. smoothness(attention, mu) has B1-T for these."
+            )
+        self.attention = attention.to(torch.float64)
+        heads = self.attention.heads
+        self.output = outputs(heads)
+        self.mixtures = Mixtures.of(self.output, heads.value)
+        seen = [Reading.of(self.attention, mu).coupling.flatten(1).mT for mu in examples]
+        if seen:
+            self.mixtures = self.mixtures.around(torch.cat(seen), self.output, heads.value)
+        self.write_gram = torch.einsum("hda,gdb->hgab", self.output, self.output)
+        self.query_gram = heads.scale**2 * torch.einsum("had,gbd->hgab", heads.query, heads.query)
+        self.sizes = heads.scale * spectral(self.output) * spectral(heads.query)
+
+    def __call__(self, mu: Particles) -> Bound:
+        """B1-S at mu."""
+        return self.bound(Reading.of(self.attention, mu.to(torch.float64)))
+
+    def check_fits(self, attention: object) -> None:
+        """Refuse an attention whose matrices are not the ones that these constants were made of."""
+        mine = self.attention.heads
+        fits = isinstance(attention, Softmax) and all(
+            torch.equal(outputs(attention.heads) if name == "output" else getattr(attention.heads, name), matrix)
+            for name, matrix in (("query", mine.query), ("value", mine.value), ("output", self.output))
+            if matrix.shape[0] == attention.heads.count
+        )
+        if not fits:
+            raise ValueError("blocks was built for other heads than these. Build it with BlockNorms(attention, examples).")
+
+    def bound(self, reading: Reading) -> Bound:
+        return Bound(
+            perron(weighted(reading, self.blocks(reading))), "upper", "proved", "B1-S", "block norms from small factors", "at this input"
+        )
+
+    def blocks(self, reading: Reading) -> Float[Tensor, "n n"]:
+        r"""Upper bounds on all $\|J_{ij}\|$."""
+        value = values(reading)
+        blocks = _Paths(self, reading, value).blocks()
+        query = self._query_frobenius(reading, value)
+        whole = weighted(reading, blocks + query.diag())
+        right = perron_vector(whole / whole.max().clamp(min=torch.finfo(whole.dtype).tiny))
+        for row in ((whole @ right) * right * query).topk(min(REFINED, reading.n)).indices:
+            sharper = schatten16(query_block(reading, value, self.output, int(row)))
+            query[row] = torch.minimum(query[row], sharper + self._query_rounding(reading, value)[row])
+        return blocks + query.diag()
+
+    def _query_frobenius(self, reading: Reading, value: Float[Tensor, "h n v"]) -> Float[Tensor, " n"]:
+        r"""$\|D_i\|_F$, $\|D_i\|_F^2 = \sum_{hg}\langle C_hQ_{hg}, W_{hg}C_g\rangle$, $C_h = \sum_j a^h_{ij}k_j^T$."""
+        p, k = reading.coupling, reading.k - reading.k.mean(-2, keepdim=True)
+        mean_value, mean_key = p @ value, p @ k
+        rows = max(1, ROW_ENTRIES // (p.shape[0] ** 2 * value.shape[-1] * k.shape[-1]))
+        outer = [(v[:, :, None] * key[:, None]).flatten(1) for v, key in zip(value, k, strict=True)]
+        found = []
+        for start in range(0, reading.n, rows):
+            part = slice(start, start + rows)
+            c = torch.stack([head[part] @ products for head, products in zip(p, outer, strict=True)], dim=1)
+            c = c.unflatten(-1, (value.shape[-1], k.shape[-1])) - torch.einsum("hrv,hrk->rhvk", mean_value[:, part], mean_key[:, part])
+            left = torch.einsum("rhvk,hgkl->rhgvl", c, self.query_gram)
+            right = torch.einsum("hgvw,rgwl->rhgvl", self.write_gram, c)
+            found.append((left * right).sum((1, 2, 3, 4)))
+        return torch.cat(found).clamp(min=0).sqrt() + self._query_rounding(reading, value)
+
+    def _query_rounding(self, reading: Reading, value: Float[Tensor, "h n v"]) -> Float[Tensor, " n"]:
+        r"""Rounding of $D_i$: of the sums that cancel in $C_h$, and of the square that its Frobenius norm is the root of."""
+        k = reading.k - reading.k.mean(-2, keepdim=True)
+        size = torch.linalg.vector_norm(value, dim=-1) * torch.linalg.vector_norm(k, dim=-1)
+        return 1e-7 * torch.einsum("h,hij,hj->i", self.sizes, reading.coupling, size)
+
+
+def serves(attention: Softmax) -> bool:
+    return attention.heads.count <= MOST_HEADS and attention.heads.rotary is None
+
+
+class _Paths:
+    """Value and key path of every block, a part of the rows at a time."""
+
+    def __init__(self, layer: BlockNorms, reading: Reading, value: Float[Tensor, "h n v"]) -> None:
+        self.layer, self.reading, self.value = layer, reading, value
+        self.mean = reading.coupling @ value
+        self.written = torch.einsum("hgab,gnb->hgna", layer.write_gram, value)
+        self.values_squared = torch.einsum("hna,hgna->hgn", value, self.written)
+        self.means_squared = torch.einsum("hna,hgab,gnb->hgn", self.mean, layer.write_gram, self.mean)
+        heads = reading.heads
+        self.rounding = 16 * heads.count * (value.shape[-1] + 8) * torch.finfo(value.dtype).eps
+
+    def blocks(self) -> Float[Tensor, "n n"]:
+        n, heads = self.reading.n, self.reading.heads
+        rows = max(1, ROW_ENTRIES // (heads.count**2 * max(n, heads.dim)))
+        return torch.cat([self._rows(slice(start, min(start + rows, n))) for start in range(0, n, rows)])
+
+    def _rows(self, part: slice) -> Float[Tensor, "r n"]:
+        p = self.reading.coupling[:, part].permute(1, 2, 0)
+        kappa = self.reading.kappa(part)[:, :, 0].permute(1, 2, 0)
+        gram = self._gram(p, part)
+        value = self.layer.mixtures.bound(p)
+        key = self._key(gram, kappa)
+        cross = self._cross(p, gram, kappa)
+        return torch.minimum(value + key, (value**2 + 2 * cross + key**2).sqrt()) * (1 + SLACK)
+
+    def _gram(self, p: Float[Tensor, "r n h"], part: slice) -> Float[Tensor, "r n h h"]:
+        r"""$X_{ij}^TX_{ij}$, its rounding added to the diagonal."""
+        cross = torch.einsum("hra,hgna->hgrn", self.mean[:, part], self.written)
+        gram = self.values_squared[:, :, None] + self.means_squared[:, :, part, None] - cross - cross.transpose(0, 1)
+        size = torch.einsum("hhn->hn", self.values_squared)[:, None] + torch.einsum("hhr->hr", self.means_squared[:, :, part])[..., None]
+        torch.einsum("hhrn->hrn", gram).add_(self.rounding * size)
+        return gram.permute(2, 3, 0, 1) * (p[..., :, None] * p[..., None, :])
+
+    def _key(self, gram: Float[Tensor, "r n h h"], kappa: Float[Tensor, "r d h"]) -> Float[Tensor, "r n"]:
+        r"""$\|X_{ij}Y_i^T\|_{S8} = (\mathrm{tr}\,(RG_XR^T)^4)^{1/8}$, $Y_i = UR$."""
+        r = torch.linalg.qr(kappa, mode="r").R.mT
+        rows, n, heads, _ = gram.shape
+        once = (gram.reshape(rows, n * heads, heads) @ r).unflatten(1, (n, heads)).mT
+        small = (once.reshape(rows, -1, heads) @ r).unflatten(1, (n, r.shape[-1]))
+        return torch.linalg.matrix_norm(small @ small) ** 0.25
+
+    def _cross(self, p: Float[Tensor, "r n h"], gram: Float[Tensor, "r n h h"], kappa: Float[Tensor, "r d h"]) -> Float[Tensor, "r n"]:
+        r"""$\|M(p)Y_iX_{ij}^T\|_{S8}$ from $G_X$ and the Gram matrix of $M(p)Y_i$."""
+        heads = self.reading.heads
+        moved = torch.einsum("gdv,gve,reh->rghd", self.layer.output, heads.value, kappa)
+        flat = moved.flatten(1, 2)
+        pairs, h = self.layer.mixtures.pairs, heads.count
+        both = (flat @ flat.mT).unflatten(1, (h, h)).unflatten(-1, (h, h)).transpose(2, 3)  # r g g' h h'
+        both = both + both.permute(0, 2, 1, 3, 4)
+        halved = torch.where(pairs[0] == pairs[1], 0.5, 1.0).to(p)
+        table = (both[:, pairs[0], pairs[1]] * halved[:, None, None]).flatten(2)
+        mixed = ((p[..., pairs[0]] * p[..., pairs[1]]) @ table).unflatten(-1, (h, h))
+        size = torch.linalg.matrix_norm(gram) * (p @ torch.linalg.matrix_norm(moved)[..., None])[..., 0] ** 2
+        product = gram @ mixed
+        error = 1e-13 * size
+        trace = ((twice := product @ product) * twice.mT).sum((-2, -1)).clamp(min=0)
+        return (trace + 8 * error * torch.linalg.matrix_norm(product) ** 3 + error**4) ** 0.125

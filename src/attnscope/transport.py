@@ -14,6 +14,7 @@ from attnscope.measures import Gaussian, Particles, square_root
 from attnscope.validation import check_same_kind, check_shape, check_tensor, described
 
 MOST_COST_ENTRIES = 2**28
+LARGEST_POWER = 10
 
 
 def wasserstein(mu: Particles | Gaussian, nu: Particles | Gaussian, p: float = 2) -> float:
@@ -77,7 +78,10 @@ def _between_clouds(x: Tensor, w: Tensor, y: Tensor, z: Tensor, p: float) -> flo
     x, w, y, z = (part.detach().to("cpu", torch.float64) for part in (x, w, y, z))
     if x.shape[-1] == 1:
         unit = float(max(x.max(), y.max()) - min(x.min(), y.min())) or 1.0
-        return unit * float(ot.wasserstein_1d(x[:, 0] / unit, y[:, 0] / unit, w, z, p=p).clamp(min=0)) ** (1 / p)
+        on_line = ((x[:, 0] / unit).numpy(), (y[:, 0] / unit).numpy(), w.numpy(), z.numpy())
+        return unit * max(float(ot.wasserstein_1d(*on_line, p=p)), 0.0) ** (1 / p)
+    if p > LARGEST_POWER:
+        raise ValueError(f"above p = {LARGEST_POWER} the solver cannot tell large |x - y|^p apart exactly, got p = {p}. Use a smaller p.")
     if len(w) * len(z) > MOST_COST_ENTRIES:
         raise ValueError(
             f"exact transport between {len(w):,} and {len(z):,} particles needs a cost matrix of {len(w) * len(z):,} entries, more than "

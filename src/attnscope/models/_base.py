@@ -56,7 +56,7 @@ class Model(ABC):
 
     @property
     @abstractmethod
-    def blocks(self) -> Sequence[Any]:
+    def blocks(self) -> list[Any]:
         """The layers, first to last."""
 
     @property
@@ -148,9 +148,7 @@ class Model(ABC):
         self.check_still()
         inputs, stacked = self._inputs(source)
         with torch.no_grad(), plain_algebra():
-            x = self._hidden(inputs, layer)
-            if part == "attention" and self.pre_norm:
-                x = self.norm(layer)(x)
+            x = self._hidden(inputs, layer, part)
         return x if stacked else x[0]
 
     def encode(self, text: str) -> Int[Tensor, " n"]:
@@ -189,9 +187,10 @@ class Model(ABC):
         out = x + self.attend(layer, x)
         return out if part == "residual" else self.norm(layer)(out)
 
-    def _hidden(self, inputs: Tensor, layer: int) -> Float[Tensor, "b n d"]:
-        """The input of a block, caught while the model runs; the layers after it are not evaluated."""
-        return caught(self.blocks[layer], lambda: self._run(inputs)).hidden
+    def _hidden(self, inputs: Tensor, layer: int, part: Part) -> Float[Tensor, "b n d"]:
+        """The input of a part, caught while the model runs; the layers after it are not evaluated."""
+        x = caught(self.blocks[layer], lambda: self._run(inputs)).hidden
+        return self.norm(layer)(x) if part == "attention" and self.pre_norm else x
 
     def _run(self, inputs: Tensor) -> None:
         self.module(input_ids=inputs, use_cache=False)

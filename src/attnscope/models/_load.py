@@ -80,7 +80,7 @@ def _pretrained(place: str, name: str, dtype: torch.dtype, local: bool) -> tuple
     if missing:
         raise ValueError(f"the weights of {name} lack {', '.join(missing[:3])}{' and more' * (len(missing) > 3)}: they would be random.")
     module = module.eval().requires_grad_(False)
-    if tokenizer is None:
+    if tokenizer is None or set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         return module, None
     return module, lambda text: tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
@@ -135,16 +135,20 @@ def _transformers(name: str) -> Any:
 @contextlib.contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
     """No progress bars and no reports while weights are read; what matters in them is checked by hand."""
-    library = transformers.utils.logging
-    level, bars = library.get_verbosity(), library.is_progress_bar_enabled()
-    library.set_verbosity(logging.ERROR)
-    library.disable_progress_bar()
+    bars = transformers.utils.logging
+    shown = bars.is_progress_bar_enabled()
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    bars.disable_progress_bar()
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        library.set_verbosity(level)
-        if bars:
-            library.enable_progress_bar()
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if shown:
+            bars.enable_progress_bar()
 
 
 def _check_kind(device: torch.device | str | None, dtype: torch.dtype | None) -> None:

@@ -5,7 +5,6 @@ MPNet adds a relative position bias, shared by all layers, to the scores [song20
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, final
 
 import torch
@@ -26,8 +25,8 @@ class Bert(Model):
     pre_norm: bool = False
 
     @property
-    def blocks(self) -> Sequence[Any]:
-        return self.module.encoder.layer
+    def blocks(self) -> list[Any]:
+        return list(self.module.encoder.layer)
 
     @property
     def causal(self) -> bool:

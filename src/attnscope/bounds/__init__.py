@@ -1,8 +1,22 @@
 """Theorems on the smoothness of attention as numbers that say what they are."""
 
+from attnscope.bounds import constructions
 from attnscope.bounds._bound import Bound, Bounds
 from attnscope.bounds.ball import on_ball
 from attnscope.bounds.block_norms import BlockNorms
+from attnscope.bounds.large_radius import Limit, large_radius_limit
+from attnscope.bounds.norm_layers import layer_norm_radius, rms_norm_radius
 from attnscope.bounds.smoothness import smoothness
 
-__all__ = ["BlockNorms", "Bound", "Bounds", "on_ball", "smoothness"]
+__all__ = [
+    "BlockNorms",
+    "Bound",
+    "Bounds",
+    "Limit",
+    "constructions",
+    "large_radius_limit",
+    "layer_norm_radius",
+    "on_ball",
+    "rms_norm_radius",
+    "smoothness",
+]

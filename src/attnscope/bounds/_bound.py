@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, Self, final, get_args
+from typing import Literal, final, get_args
 
 from attnscope.validation import described
 
@@ -48,11 +47,6 @@ class Bound:
 @final
 class Bounds(tuple[Bound, ...]):
     """Several bounds on one number."""
-
-    __slots__ = ()
-
-    def __new__(cls, bounds: Iterable[Bound]) -> Self:
-        return super().__new__(cls, bounds)
 
     @property
     def tightest(self) -> Bound:

@@ -3,7 +3,7 @@ r"""Norms of the matrices of a layer, and how bounds for single heads make one f
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self, final
+from typing import final
 
 import torch
 from jaxtyping import Float
@@ -31,7 +31,7 @@ class LayerNorms:
     output: float
 
     @classmethod
-    def of(cls, heads: Heads, n: int) -> Self:
+    def of(cls, heads: Heads, n: int) -> LayerNorms:
         value, written = spectral(heads.value), _written(heads)
         return cls(
             a=_rotary_norm(heads, n) if heads.rotary is not None else heads.scale * spectral_of_product(heads.key.mT, heads.query),

@@ -3,7 +3,7 @@ r"""Norms of head mixtures $M(p) = \sum_h p_hM_h$, $M_h = W_hV_h$, from small te
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self, final
+from typing import final
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +22,10 @@ TRIED = 2
 @final
 @dataclass(frozen=True, eq=False)
 class Mixtures:
-    r"""`single` $= \|M_h\|$, `gram` $= \langle M_h, M_g\rangle$, `quartic` the form $\|M(r)\|_{S4}^4$ on pairs, `centres` with exact `norms`."""
+    r"""`single` are $\|M_h\|$, `schatten` $\|M_h\|_{S4}$, `gram` $\langle M_h, M_g\rangle$, `quartic` the form $\|M(r)\|_{S4}^4$.
+
+    `centres` are mixtures whose `norms` are known exactly.
+    """
 
     single: Float[Tensor, " h"]
     schatten: Float[Tensor, " h"]
@@ -33,7 +36,7 @@ class Mixtures:
     norms: Float[Tensor, " m"]
 
     @classmethod
-    def of(cls, output: Float[Tensor, "h d v"], value: Float[Tensor, "h v d"]) -> Self:
+    def of(cls, output: Float[Tensor, "h d v"], value: Float[Tensor, "h v d"]) -> Mixtures:
         w = torch.einsum("hda,gdb->hgab", output, output)
         v = torch.einsum("had,gbd->hgab", value, value)
         quartic = _quartic(w, v)
@@ -52,7 +55,7 @@ class Mixtures:
             norms=w.new_zeros(0),
         )
 
-    def around(self, p: Float[Tensor, "b h"], output: Float[Tensor, "h d v"], value: Float[Tensor, "h v d"]) -> Self:
+    def around(self, p: Float[Tensor, "b h"], output: Float[Tensor, "h d v"], value: Float[Tensor, "h v d"]) -> Mixtures:
         """The same with centres chosen among the mixtures p."""
         centres = centres_of(p, self.gram, MIXTURES)
         width = output.shape[0] * output.shape[2]

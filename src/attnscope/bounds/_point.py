@@ -7,7 +7,7 @@ and $C_i = \sum_j P_{ij}(x_j - m_i)(\partial_1 s_{ij})^T$. Particles without mas
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self, final
+from typing import final
 
 import torch
 from jaxtyping import Float, Int
@@ -40,7 +40,7 @@ class Reading:
     """Whether scores are -scale |q - k|^2 and not scale <q, k>."""
 
     @classmethod
-    def of(cls, attention: Normalised, mu: Particles) -> Self:
+    def of(cls, attention: Normalised, mu: Particles) -> Reading:
         attention, mu = attention.to(torch.float64), mu.to(torch.float64)
         numbers = torch.arange(mu.n, device=mu.x.device)
         at = numbers if attention.heads.positional else None

@@ -28,7 +28,7 @@ def tied_bounds(attention: L2, n: int, crowd: float) -> list[Bound]:
     if not is_tied(attention.heads) or crowd > n * (1 + 1e-9) or reads(attention.heads) is None:
         return []
     value = tied_combine(attention.heads, torch.full((attention.heads.count,), growth(n, attention.causal), dtype=torch.float64))
-    return [Bound(value, "upper", "proved", "L2-global", "after kim21, Thm 3.2", f"{n} tokens of equal weight anywhere in space")]
+    return [Bound(value, "upper", "proved", "L2-global", "after kim21", f"{n} tokens of equal weight anywhere in space")]
 
 
 def is_tied(heads: Heads) -> bool:

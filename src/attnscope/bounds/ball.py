@@ -74,7 +74,7 @@ def _softmax(attention: Attention, n: int, crowd: float, radius: float) -> list[
         return found
     if attention.causal:
         k3 = layer.combine(2 * (1 + 2 * t) * (2 * t).exp() + y)
-        return [*found, _proved("K3", k3, "Hardy's inequality, p = 2, after castin24, Sec. 4", f"{where}, any number of tokens")]
+        return [*found, _proved("K3", k3, "Hardy's inequality, p = 2, after castin24", f"{where}, any number of tokens")]
     return [
         *found,
         _proved("M1", layer.combine((1 + 2 * t + y) * (2 * t).exp()), "castin24, Thm 3.5", f"{where}, any number of tokens"),
@@ -92,7 +92,7 @@ def _l2_mean_field(attention: L2, radius: float) -> Bound:
     rho = (query + key) * radius + torch.linalg.vector_norm(gap, dim=-1)
     s = heads.scale
     single = 2 * layer.a * radius**2 + (s * rho**2).exp() * (1 + 4 * s * key * radius * rho)
-    return _proved("L2-M1", layer.combine(single), "castin25, Sec. 3", f"tokens in the ball of radius {radius:.6g}, any number of tokens")
+    return _proved("L2-M1", layer.combine(single), "after castin25", f"tokens in the ball of radius {radius:.6g}, any number of tokens")
 
 
 def _sigmoid(attention: Sigmoid, radius: float) -> Bound:
@@ -111,7 +111,7 @@ def _sigmoid(attention: Sigmoid, radius: float) -> Bound:
     steepest = torch.sigmoid(shift + torch.full_like(reach, -shift).clamp(-reach, reach))
     slope = count * steepest * (1 - steepest)
     total = slope * size * (g1 + g2) + count * torch.sigmoid(shift + reach) * layer.written
-    return _proved("S1", float(total.sum()) * (1 + SLACK), "castin25, Sec. 3", f"tokens in the ball of radius {radius:.6g}")
+    return _proved("S1", float(total.sum()) * (1 + SLACK), "after castin25", f"tokens in the ball of radius {radius:.6g}")
 
 
 def _largest(matrix: Float[Tensor, "h k d"], bias: Float[Tensor, "h k"] | None, radius: float) -> Float[Tensor, " h"]:

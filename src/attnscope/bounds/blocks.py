@@ -1,6 +1,7 @@
 r"""Bounds from the d x d blocks of the Jacobian: $\|J\| \le \|N\|$ for every matrix with $N_{ij} \ge \|J_{ij}\|$.
 
-$J_{ij} = \sum_h P^h_{ij}W_h(V_h + (v_j - o_i)\kappa_{ij}^T) + \delta_{ij}D_i$, $D_i = \sum_hW_h\sum_jP^h_{ij}(v_j - o_i)(\partial_1 s_{ij})^T$.
+$J_{ij} = \sum_h P^h_{ij}W_h(V_h + (v_j - o_i)\kappa_{ij}^T) + \delta_{ij}D_i$,
+$D_i = \sum_hW_h\sum_jP^h_{ij}(v_j - o_i)(\partial_1 s_{ij})^T$.
 Here: exact block norms (B1) for small problems and the triangle inequality over heads (B1-T) for any.
 `BlockNorms` is the sharp one for large problems.
 """

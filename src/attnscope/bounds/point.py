@@ -48,4 +48,4 @@ def _tied_local(reading: Reading) -> Bound:
         centred = (z - (p[:, row, None] @ z)) * p[:, row, :, None].sqrt()
         spread = torch.maximum(spread, largest_eigenvalue(centred.mT @ centred))
     single = reading.column_sums().sqrt() + 2 * beta * (spread * reading.column_sums(distance)).sqrt() + 2 * beta * spread
-    return Bound(tied_combine(reading.heads, single), "upper", "proved", "L2-local", "after kim21, Thm 3.2", HERE)
+    return Bound(tied_combine(reading.heads, single), "upper", "proved", "L2-local", "after kim21", HERE)

@@ -21,7 +21,6 @@ from attnscope.bounds.point import point_bounds
 from attnscope.measures import Particles
 from attnscope.validation import described
 
-
 EXACT_WORK = 2e8
 """Rough operations, n^2 d^3, up to which block norms are computed exactly."""
 MOST_TOKENS = 512
@@ -34,7 +33,7 @@ def smoothness(attention: Attention, mu: Particles, blocks: BlockNorms | bool | 
     The block bounds B1 are the sharpest and the dearest: computed up to 512 tokens by default, always with `blocks=True`,
     never with `blocks=False`. A layer used on many inputs saves time with `blocks=BlockNorms(attention, examples)`.
     """
-    _check(attention, mu)
+    check_measure(attention, mu)
     attention, mu = attention.to(torch.float64), mu.to(torch.float64)
     alive = mu.weights > 0
     weights = mu.weights[alive]
@@ -62,7 +61,7 @@ def _block_bound(attention: Normalised, mu: Particles, reading: Reading, blocks:
     )
 
 
-def _check(attention: Attention, mu: Particles) -> None:
+def check_measure(attention: Attention, mu: Particles) -> None:
     check_covered(attention)
     if not isinstance(mu, Particles):
         raise TypeError(f"smoothness needs a Particles, got {described(mu)}. Build one with Particles(x).")

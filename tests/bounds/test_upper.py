@@ -1,0 +1,240 @@
+"""No upper bound is below the truth: on random inputs, and on inputs that gradient ascent found."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from bound_cases import Case, ascend, cases, jacobian, local_constant, single
+from hypothesis import given, settings
+from torch import Tensor
+
+from attnscope import L2, Attention, Heads, Particles, Sigmoid, Softmax
+from attnscope.bounds import BlockNorms, on_ball, smoothness
+from attnscope.bounds._norms import largest_eigenvalue, perron, schatten16, spectral_of_product
+from attnscope.bounds._point import Reading
+from attnscope.bounds.blocks import exact_blocks, triangle_blocks, weighted
+
+
+def assert_holds(attention: Attention, mu: Particles) -> None:
+    truth = float(local_constant(attention, mu))
+    for bound in smoothness(attention, mu):
+        assert bound.value >= truth, f"{bound} is below {truth:.12g}"
+        assert (bound.side, bound.kind) == ("upper", "proved")
+
+
+@settings(max_examples=200)
+@given(cases())
+def test_every_bound_holds_at_random_inputs(case: Case) -> None:
+    assert_holds(case.attention, case.mu)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["softmax", "heads", "rotary", "bias", "l2", "tied", "sigmoid"])
+@pytest.mark.parametrize("radius", [0.7, 1.5])
+def test_every_bound_holds_where_ascent_leads(kind: str, causal: bool, radius: float, randn) -> None:
+    attention = attention_of(kind, causal, randn)
+    for n in (2, 4):
+        mu = Particles(0.6 * radius * randn(n, attention.heads.dim))
+        mu = mu.at(mu.x * (radius / torch.linalg.vector_norm(mu.x, dim=-1, keepdim=True)).clamp(max=1))
+        found = ascend(lambda x, mu=mu: local_constant(attention, mu.at(x)), mu.x, radius, steps=25)
+        assert local_constant(attention, mu.at(found)) > local_constant(attention, mu)
+        assert_holds(attention, Particles(found))
+
+
+def attention_of(kind: str, causal: bool, randn) -> Attention:
+    h, k, d = (1, 2, 2) if kind == "softmax" else (2, 2, 2)
+    query, key = randn(h, k, d), randn(h, k, d)
+    if kind == "tied":
+        return L2(Heads(query, query, randn(h, 2, k) @ query, randn(h, d, 2)), causal=causal)
+    options = {"query_bias": randn(h, k), "key_bias": randn(h, k), "value_bias": randn(h, 2)} if kind == "bias" else {}
+    if kind == "rotary":
+        options = {"rotary": randn(k // 2), "key_bias": randn(h, k)}
+    heads = Heads(query, key, randn(h, 2, d), randn(h, d, 2), **options)
+    return {"l2": L2, "sigmoid": Sigmoid}.get(kind, Softmax)(heads, causal=causal)
+
+
+def reference(a: Tensor, mu: Particles) -> Tensor:
+    """U1'' of one head with V = I, from dense covariances."""
+    logits = mu.x @ a.mT @ mu.x.mT + mu.weights.log()
+    p = torch.softmax(logits, dim=-1)
+    deviation = mu.x - (p @ mu.x)[:, None]
+    cov = torch.einsum("ij,ijd,ije->ide", p, deviation, deviation)
+    c = ((mu.weights[:, None] * p).sum(0) / mu.weights).max()
+    spread = torch.linalg.matrix_norm(cov, 2).sqrt() * torch.linalg.vector_norm(mu.x @ a.mT, dim=-1)
+    return c.sqrt() * (1 + spread.max()) + torch.linalg.matrix_norm(cov @ a, 2).max()
+
+
+def test_the_point_bound_is_its_formula_and_survives_ascent_on_its_own_ratio(randn) -> None:
+    a = randn(2, 2)
+    attention, ratios = single(a), []
+    for _ in range(3):
+        weights = torch.softmax(randn(3), 0)
+        mu = Particles(randn(3, 2), weights)
+        x = ascend(lambda x, mu=mu: local_constant(attention, mu.at(x)) / reference(a, mu.at(x)), mu.x, None, steps=60)
+        found = mu.at(x)
+        assert smoothness(attention, found).named("U1''").value == pytest.approx(float(reference(a, found)), rel=1e-8)
+        assert_holds(attention, found)
+        ratios.append(float(local_constant(attention, found) / reference(a, found)))
+    assert max(ratios) > 0.8
+
+
+def test_point_bound_is_attained_without_scores(randn) -> None:
+    v = randn(3, 3)
+    attention, mu = single(torch.zeros(3, 3, dtype=torch.float64), v), Particles(randn(4, 3))
+    assert smoothness(attention, mu).named("U1''").value == pytest.approx(float(local_constant(attention, mu)), rel=1e-9)
+
+
+def test_ascent_catches_the_rotary_bound_with_a_covariance() -> None:
+    r"""$\max_\delta\|\mathrm{Cov}_iA_\delta\|$ in place of $\|C_i\|$ is no bound."""
+    eye = torch.eye(2, dtype=torch.float64)[None]
+    heads = Heads(eye, eye, eye, rotary=torch.tensor([2.5], dtype=torch.float64), scale=1.0)
+    attention = Softmax(heads)
+
+    def false_bound(x: Tensor) -> Tensor:
+        mu = Particles.at(Particles(x.detach()), x)
+        p = attention.coupling(x, mu)[0]
+        deviation = x - (p @ x)[:, None]
+        cov = torch.einsum("ij,ijd,ije->ide", p, deviation, deviation)
+        size = torch.linalg.vector_norm(x, dim=-1)
+        joint = (torch.linalg.matrix_norm(cov, 2).sqrt() * size).max()
+        return p.sum(0).max().sqrt() * (1 + joint) + torch.linalg.matrix_norm(cov, 2).max()
+
+    worst = 0.0
+    for seed in range(4):
+        start = 2 * torch.randn(2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        mu = Particles(start)
+        x = ascend(lambda x, mu=mu: local_constant(attention, mu.at(x)) / false_bound(x), start, None, steps=150)
+        worst = max(worst, float(local_constant(attention, mu.at(x)) / false_bound(x)))
+        assert_holds(attention, mu.at(x))
+    assert worst > 1.05
+
+
+def test_the_unmasked_mean_field_bound_is_false_under_a_mask(randn) -> None:
+    """Without scores causal attention is the Cesàro matrix, whose norm tends to 2; M1 would say 1."""
+    attention = single(torch.zeros(1, 1, dtype=torch.float64), causal=True)
+    mu = Particles(randn(60, 1))
+    unmasked = on_ball(single(torch.zeros(1, 1, dtype=torch.float64)), 60, 1.0)
+    assert unmasked.named("M1").value < local_constant(attention, mu) <= on_ball(attention, 60, 1.0).named("K3").value
+    assert {"M1", "M1'"}.isdisjoint(bound.name for bound in smoothness(attention, mu))
+
+
+@given(cases(variants=(Softmax,)))
+def test_sharper_bounds_are_sharper(case: Case) -> None:
+    bounds = {bound.name: bound.value for bound in smoothness(case.attention, case.mu)}
+    assert bounds["U1''-columns"] <= bounds["U1''"] * (1 + 1e-9)
+    assert bounds["U1''"] <= bounds["U1'"] * (1 + 1e-9)
+    assert bounds["U1'"] <= bounds["U1"]
+    if "M1" in bounds:
+        assert bounds["M1'"] <= bounds["M1"]
+        assert bounds["U1''"] <= bounds["M1'"] * (1 + 1e-9)
+
+
+@given(cases(variants=(Softmax, L2)))
+def test_block_bounds_hold_block_by_block(case: Case) -> None:
+    reading = Reading.of(case.attention, case.mu)
+    truth = torch.linalg.matrix_norm(jacobian(case.attention, case.mu), 2)
+    assert torch.allclose(exact_blocks(reading), truth, rtol=1e-8, atol=1e-9)
+    assert (triangle_blocks(reading) >= truth - 1e-12).all()
+    if isinstance(case.attention, Softmax) and case.attention.heads.rotary is None:
+        for examples in ([], [case.mu]):
+            layer = BlockNorms(case.attention, examples)
+            assert (weighted(reading, layer.blocks(reading)) >= truth - 1e-12).all()
+            assert layer(case.mu).value >= float(local_constant(case.attention, case.mu))
+
+
+def test_small_factors_lose_little_and_a_dictionary_helps(randn) -> None:
+    heads = Heads(randn(4, 3, 12), randn(4, 3, 12), randn(4, 3, 12), randn(4, 12, 3))
+    attention, mu = Softmax(heads), Particles(0.3 * randn(8, 12))
+    exact = smoothness(attention, mu).named("B1").value
+    plain, trained = BlockNorms(attention)(mu).value, BlockNorms(attention, [mu])(mu).value
+    assert exact <= trained < plain < 1.6 * exact
+    assert smoothness(attention, mu, blocks=BlockNorms(attention, [mu])).named("B1-S").value == pytest.approx(trained)
+
+
+def test_blocks_can_be_chosen(randn) -> None:
+    attention, mu = single(randn(2, 2)), Particles(randn(3, 2))
+    assert not any(bound.name.startswith("B1") for bound in smoothness(attention, mu, blocks=False))
+    other = BlockNorms(single(randn(2, 2)))
+    with pytest.raises(ValueError, match="built for other heads"):
+        smoothness(attention, mu, blocks=other)
+
+
+@given(cases(variants=(Softmax,), positional=False))
+def test_the_constant_of_a_causal_prefix_is_not_larger(case: Case) -> None:
+    attention = Softmax(case.attention.heads, causal=True)
+    mu = Particles(case.mu.x)
+    if mu.n > 1:
+        prefix = Particles(case.mu.x[:-1])
+        assert local_constant(attention, prefix) <= local_constant(attention, mu) * (1 + 1e-12)
+        assert smoothness(attention, prefix).named("B1").value <= smoothness(attention, mu).named("B1").value * (1 + 1e-6)
+
+
+def test_duplicates_count_as_one_weighted_token(randn) -> None:
+    """Bounds in the mean field do not see how mass is cut into tokens."""
+    attention, x = single(0.3 * randn(2, 2)), randn(3, 2)
+    weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
+    joined, split = Particles(x, weights), Particles(x[[0, 0, 1, 2]])
+    for name in ("M1", "M1'", "U1''"):
+        assert smoothness(attention, joined).named(name).value == pytest.approx(smoothness(attention, split).named(name).value, rel=1e-9)
+    assert smoothness(attention, joined).named("U1").value == pytest.approx(smoothness(attention, split).named("U1").value, rel=1e-9)
+
+
+def test_known_values() -> None:
+    """A = V = identity, radius 1: a = v = 1 in every formula."""
+    one = on_ball(single(torch.eye(2, dtype=torch.float64)), 4, 1.0)
+    assert one.named("U1").value == pytest.approx(math.sqrt(3 * (4 * 4 + 1 + 4)))
+    assert one.named("U1'").value == pytest.approx(2 * 2 + 1)
+    assert one.named("M1").value == pytest.approx(4 * math.exp(2))
+    assert one.named("M1'").value == pytest.approx(2 * math.e + 1)
+    assert one.tightest.name == "U1'"
+    assert on_ball(single(torch.eye(2, dtype=torch.float64), causal=True), 4, 1.0).named("K3").value == pytest.approx(6 * math.exp(2) + 1)
+
+
+def test_heads_combine_by_the_smaller_of_two_ways(randn) -> None:
+    eye = torch.eye(2, dtype=torch.float64)
+    same = Softmax(Heads.from_matrices(torch.stack([eye, eye]), torch.stack([eye, eye])))
+    assert on_ball(same, 4, 1.0).named("U1'").value == pytest.approx(2 * 5)
+    apart = torch.eye(4, dtype=torch.float64).reshape(4, 2, 2).permute(1, 0, 2)
+    query = randn(1, 2, 4).expand(2, -1, -1).contiguous()
+    concatenated = Softmax(Heads(query, query, randn(1, 2, 4).expand(2, -1, -1).contiguous(), apart.contiguous()))
+    alone = Softmax(concatenated.heads.select(0))
+    assert on_ball(concatenated, 3, 1.0).named("U1").value == pytest.approx(math.sqrt(2) * on_ball(alone, 3, 1.0).named("U1").value)
+
+
+def test_global_bound_of_tied_l2_attention_does_not_see_the_radius(randn) -> None:
+    query = randn(1, 2, 3)
+    attention = L2(Heads(query, query, randn(1, 2, 2) @ query, randn(1, 3, 2)))
+    near, far = (on_ball(attention, 5, radius).named("L2-global").value for radius in (0.1, 100.0))
+    assert near == far < math.inf
+    free = L2(Heads(query, query, randn(1, 2, 3), randn(1, 3, 2)))
+    assert all(bound.name != "L2-global" for bound in on_ball(free, 5, 1.0))
+
+
+def test_one_token_of_tied_l2_attention_is_linear(randn) -> None:
+    query = randn(1, 3, 3)
+    attention = L2(Heads(query, query, query.clone(), scale=1.0))
+    truth = float(local_constant(attention, Particles(randn(1, 3))))
+    assert truth <= on_ball(attention, 1, 1.0).named("L2-global").value == pytest.approx(truth)
+
+
+def test_norms_are_never_too_small(randn) -> None:
+    left, right = randn(5, 7, 3), randn(5, 3, 6)
+    truth = torch.linalg.matrix_norm(left @ right, 2)
+    assert torch.allclose(spectral_of_product(left, right), truth, rtol=1e-9)
+    assert (schatten16(left @ right) >= truth).all()
+    assert (schatten16(left @ right) <= 3 ** (1 / 16) * truth * (1 + 1e-9)).all()
+    gram = left @ left.mT
+    assert torch.allclose(largest_eigenvalue(gram), torch.linalg.matrix_norm(left, 2) ** 2)
+    for matrix in (randn(6, 6).abs(), randn(6, 6).abs().tril(), torch.zeros(3, 3, dtype=torch.float64)):
+        assert perron(matrix) >= float(torch.linalg.matrix_norm(matrix, 2))
+    positive = randn(6, 6).abs()
+    assert perron(positive) == pytest.approx(float(torch.linalg.matrix_norm(positive, 2)), rel=1e-6)
+
+
+def test_float32_input_is_bounded_in_float64(randn) -> None:
+    attention, mu = single(randn(3, 3)), Particles(randn(4, 3))
+    low = smoothness(attention.to(torch.float32), mu.to(torch.float32))
+    for bound, exact in zip(low, smoothness(attention, mu), strict=True):
+        assert bound.value == pytest.approx(exact.value, rel=1e-4)

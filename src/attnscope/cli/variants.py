@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from attnscope.attention import Attention, variants
 
-COLUMNS = ("variant", "class", "closed form on Gaussians", "normalised", "globally Lipschitz", "reference")
+COLUMNS = ("variant", "closed form", "normalised", "globally Lipschitz", "reference")
 
 
 def rows() -> list[tuple[str, ...]]:
@@ -16,7 +17,6 @@ def rows() -> list[tuple[str, ...]]:
     return [
         (
             name,
-            variant.__name__,
             "yes" if variant.on_gaussian is not Attention.on_gaussian else "no",
             "yes" if variant.normalised else "no",
             variant.lipschitz,
@@ -37,7 +37,9 @@ def command(markdown: bool = typer.Option(False, "--markdown", help="Print the t
     if markdown:
         typer.echo(as_markdown())
         return
-    table = Table(*COLUMNS, title="Attention variants")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, caption="closed form: on Gaussian measures; references: docs/references.bib")
+    for column in COLUMNS:
+        table.add_column(column, no_wrap=column != "globally Lipschitz")
     for row in rows():
         table.add_row(*row)
     Console().print(table)

@@ -129,6 +129,20 @@ class Gaussian:
         """The same measure in another dtype or on another device."""
         return Gaussian(self.mean.to(target), self.cov.to(target))
 
+    @staticmethod
+    def from_factor(mean: Float[Tensor, "*stack d"], factor: Float[Tensor, "*stack d d"]) -> Gaussian:
+        r"""$N(m, LL^T)$, a Gaussian by construction (not checked: this is the hot path)."""
+        made = object.__new__(Gaussian)
+        object.__setattr__(made, "mean", mean)
+        object.__setattr__(made, "cov", factor @ factor.mT)
+        object.__setattr__(made, "_factor", factor)
+        return made
+
+    def any_factor(self) -> Float[Tensor, "*stack d d"]:
+        r"""Some $L$ with $L L^T = \Sigma$: the one it was made from, which keeps small variances exact, or `factor()`."""
+        made_from: Tensor | None = vars(self).get("_factor")
+        return self.factor() if made_from is None else made_from
+
     def factor(self) -> Float[Tensor, "*stack d d"]:
         r"""The symmetric square root $L = \Sigma^{1/2}$, so that $L L^T = \Sigma$."""
         return square_root(self.cov)

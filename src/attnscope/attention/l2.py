@@ -36,14 +36,18 @@ class L2(Normalised):
         return Kernel(q, k, bias, 2 * self.heads.scale)
 
     def on_gaussian(self, mu: Gaussian) -> Affine:
-        r"""$\Gamma(x) = \sum_h C_h (I + 2s\Sigma G_h)^{-1}(m + 2s\Sigma K_h^T(Q_h x + b_Q - b_K))$, $G = K^TK$ [castin25, Sec. 4]."""
-        heads, sigma = self.heads, 2 * self.heads.scale * mu.cov[..., None, :, :]
-        precision = torch.eye(heads.dim, dtype=mu.cov.dtype, device=mu.cov.device) + sigma @ heads.key.mT @ heads.key
-        centre = mu.mean[..., None, :, None]
+        r"""$\Gamma(x) = \sum_h C_h (I + 2s\Sigma G_h)^{-1}(m + 2s\Sigma K_h^T(Q_h x + b_Q - b_K))$, $G = K^TK$ [castin25, Sec. 4].
+
+        With $\Sigma = LL^T$ and $N = \sqrt{2s}L$ it is $C_h(m + N(I + N^TG_hN)^{-1}N^TK_h^T(Q_h x + b_Q - b_K - K_h m))$.
+        """
+        heads, factor = self.heads, mu.any_factor()[..., None, :, :]
+        spread = (2 * heads.scale) ** 0.5 * factor
+        left, singular, right = torch.linalg.svd(heads.key @ spread, full_matrices=False)
+        gain = (spread @ right.mT * (singular / (1 + singular**2))[..., None, :]) @ left.mT
         shift = torch.zeros_like(heads.key[..., 0])
         shift = shift if heads.query_bias is None else shift + heads.query_bias
         shift = shift if heads.key_bias is None else shift - heads.key_bias
-        centre = centre + sigma @ heads.key.mT @ shift[..., None]
-        matrix = heads.values @ torch.linalg.solve(precision, sigma @ heads.key.mT @ heads.query)
-        offset = heads.values @ torch.linalg.solve(precision, centre.expand(*precision.shape[:-1], 1))
+        centre = mu.mean[..., None, :, None]
+        offset = heads.values @ (centre + gain @ (shift[..., None] - heads.key @ centre))
+        matrix = heads.values @ gain @ heads.query
         return Affine(matrix=matrix.sum(-3), offset=offset[..., 0].sum(-2) + heads.constant)

@@ -131,11 +131,11 @@ class Sinkhorn(Normalised):
 
         [castin25, Sec. 4]; biases of queries and keys add terms of x or of y alone, which the potentials absorb.
         """
-        factor = mu.factor()[..., None, :, :]
+        factor = mu.any_factor()[..., None, :, :]
         a = self.heads.a / self.eps
         inner = factor.mT @ a @ factor
-        values, vectors = torch.linalg.eigh(inner @ inner.mT)
-        r = (1 + (1 + 4 * values.clamp(min=0)).sqrt()) / 2
+        vectors, values, _ = torch.linalg.svd(inner)
+        r = (1 + (1 + 4 * values**2).sqrt()) / 2
         spread = factor @ vectors
         matrix = self.heads.values @ (spread / r[..., None, :]) @ spread.mT @ a
         centre = mu.mean[..., None, :, None]

@@ -40,8 +40,8 @@ def ascend(objective: Callable[[Tensor], Tensor], start: Tensor, radius: float |
     for _ in range(steps):
         optimiser.zero_grad()
         value = objective(x)
-        if float(value) > found:
-            best, found = x.detach().clone(), float(value)
+        if float(value.detach()) > found:
+            best, found = x.detach().clone(), float(value.detach())
         value.backward()
         optimiser.step()
         if radius is not None:
@@ -54,38 +54,69 @@ def single(a: Tensor, v: Tensor | None = None, causal: bool = False) -> Softmax:
     return Softmax(Heads.from_matrices(a, torch.eye(len(a), dtype=a.dtype) if v is None else v), causal=causal)
 
 
-@st.composite
-def cases(draw: st.DrawFn, variants: tuple[type[Attention], ...] = (Softmax, L2, Sigmoid), positional: bool = True) -> Case:
+@dataclass(frozen=True)
+class Recipe:
+    """What hypothesis draws; `build` makes the tensors."""
+
+    variant: type[Attention]
+    seed: int
+    n: int
+    d: int
+    h: int
+    k: int
+    v: int | None
+    biases: bool
+    places: str
+    tied: bool
+    weights: str
+    scale: float
+    causal: bool
+
+    def build(self) -> Case:
+        g = torch.Generator().manual_seed(self.seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+        n, d, h, k, v = self.n, self.d, self.h, self.k, self.v or self.d
+        parts = {"query": normal(h, k, d), "key": normal(h, k, d), "value": normal(h, v, d)}
+        if self.v is not None:
+            parts["output"] = normal(h, d, v)
+        if self.biases:
+            parts |= {"query_bias": normal(h, k), "key_bias": normal(h, k), "value_bias": normal(h, v), "output_bias": normal(d)}
+        if self.places == "rotary" and k % 2 == 0:
+            parts["rotary"] = normal(k // 2)
+        if self.places == "bias":
+            parts["position_bias"] = normal(h, n, n)
+        if self.tied:
+            parts |= {"key": parts["query"], "value": normal(h, v, k) @ parts["query"]}
+            parts |= {"key_bias": parts["query_bias"]} if self.biases else {}
+        weights = None
+        if self.weights != "equal":
+            weights = torch.rand(n, generator=g, dtype=torch.float64) + 0.01
+            if self.weights == "some zero" and n > 2:
+                weights[1] = 0
+            weights = weights / weights.sum()
+        return Case(self.variant(Heads(**parts), causal=self.causal), Particles(self.scale * normal(n, d), weights))
+
+
+def recipes(variants: tuple[type[Attention], ...] = (Softmax, L2, Sigmoid)) -> st.SearchStrategy[Recipe]:
     """Heads with or without output, biases, rotary embedding and position bias; a mask or none; weights, some of them zero."""
-    variant = draw(st.sampled_from(variants))
-    g = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
-    n, d, h = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
-    k = draw(st.sampled_from([1, 2, 4]))
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=g, dtype=torch.float64)
-
-    output = draw(st.booleans())
-    v = draw(st.integers(1, 3)) if output else d
-    options: dict[str, object] = {}
-    if draw(st.booleans()):
-        options |= {"query_bias": normal(h, k), "key_bias": normal(h, k), "value_bias": normal(h, v), "output_bias": normal(d)}
-    where = draw(st.sampled_from(["plain", "plain", "rotary", "bias"])) if positional and variant is Softmax else "plain"
-    if where == "rotary" and k % 2 == 0:
-        options["rotary"] = normal(k // 2)
-    if where == "bias":
-        options["position_bias"] = normal(h, n, n)
-    tied = variant is L2 and draw(st.booleans())
-    query = normal(h, k, d)
-    value = normal(h, v, k) @ query if tied else normal(h, v, d)
-    if tied and "query_bias" in options:
-        options["key_bias"] = options["query_bias"]
-    heads = Heads(query, query if tied else normal(h, k, d), value, normal(h, d, v) if output else None, **options)  # type: ignore[arg-type]
-    weights = None
-    if draw(st.booleans()):
-        weights = torch.rand(n, generator=g, dtype=torch.float64)
-        if n > 2 and draw(st.booleans()):
-            weights[1] = 0
-        weights = weights / weights.sum()
-    scale = draw(st.sampled_from([0.05, 0.3, 1.0, 3.0]))
-    return Case(variant(heads, causal=draw(st.booleans())), Particles(scale * normal(n, d), weights))
+    return st.sampled_from(variants).flatmap(
+        lambda variant: st.builds(
+            Recipe,
+            variant=st.just(variant),
+            seed=st.integers(0, 2**32),
+            n=st.integers(1, 5),
+            d=st.integers(1, 4),
+            h=st.integers(1, 3),
+            k=st.sampled_from([1, 2, 4]),
+            v=st.sampled_from([None, 1, 3]),
+            biases=st.booleans(),
+            places=st.sampled_from(["none", "none", "rotary", "bias"]) if variant is Softmax else st.just("none"),
+            tied=st.booleans() if variant is L2 else st.just(False),
+            weights=st.sampled_from(["equal", "any", "some zero"]),
+            scale=st.sampled_from([0.05, 0.3, 1.0, 3.0]),
+            causal=st.booleans(),
+        )
+    )

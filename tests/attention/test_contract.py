@@ -269,8 +269,12 @@ def test_a_masked_attention_is_a_map_on_measures_too(
 def test_queries_may_stand_anywhere(variant: Variant) -> None:
     attention, mu, x = variant(heads(0), causal=True), cloud(1), normal(3, 2, seed=2)
     at = torch.tensor([0.3, 1.0, 0.65], dtype=torch.float64)
-    assert (attention.coupling(x, mu, at) != 0)[0].sum(-1).tolist() == [1, 5, 3]
-    near(attention(x, mu, positions=at)[:1], attention(x[:1], mu, positions=at[:1]))
+    field = attention(x, mu, positions=at)
+    for query, seen in enumerate([1, 5, 3]):
+        for token in range(mu.n):
+            other = mu.at(mu.x + torch.eye(mu.n, dtype=torch.float64)[token, :, None])
+            unmoved = torch.allclose(attention(x, other, positions=at)[query], field[query], rtol=0, atol=1e-12)
+            assert unmoved == (token >= seen)
 
 
 @every_masked_variant

@@ -19,12 +19,13 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
+def _version(asked: bool) -> bool:
     if asked:
         from attnscope import __version__
 
         typer.echo(f"attnscope {__version__}")
         raise typer.Exit
+    return asked
 
 
 @app.callback()

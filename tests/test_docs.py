@@ -1,0 +1,90 @@
+"""What the documents say is true: examples run, tables agree, folders and references exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnscope.cli.variants import as_markdown
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(document: str, heading: str, language: str = "python") -> list[str]:
+    """The code blocks of one section."""
+    section = (ROOT / document).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return re.findall(rf"^```{language}\n(.*?)^```$", section, re.DOTALL | re.MULTILINE)
+
+
+def between(document: str, marker: str) -> str:
+    found = re.search(rf"<!-- {marker}[^>]*-->\n(.*?)\n<!-- /{marker} -->", (ROOT / document).read_text(), re.DOTALL)
+    assert found, f"{document} has no part marked {marker}"
+    return found[1]
+
+
+def test_the_readme_shows_the_table_of_variants() -> None:
+    assert between("README.md", "variants") == as_markdown(), "regenerate it: attnscope variants --markdown"
+
+
+def test_the_readme_example_runs() -> None:
+    (example,) = blocks("README.md", "In Python")
+    names: dict[str, object] = {}
+    exec(compile(example, "README.md", "exec"), names)
+    assert 0 < float(names["moved"]) < float("inf")  # type: ignore[arg-type]
+
+
+def test_everything_on_the_map_exists() -> None:
+    places = re.findall(r"^\| `([^`]+)` \|", between("README.md", "map"), re.MULTILINE)
+    assert len(places) > 5
+    assert [place for place in places if not (ROOT / place).exists()] == []
+
+
+def test_every_folder_of_the_package_is_on_the_map() -> None:
+    folders = {path.parent.name for path in (ROOT / "src/attnscope").glob("*/__init__.py")}
+    written = set(re.findall(r"`src/attnscope/(\w+)/`", between("README.md", "map")))
+    assert folders - written == set()
+
+
+def test_the_makefile_has_the_targets_that_the_readme_names() -> None:
+    named = set(re.findall(r"^make (\w+)", (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"test", "demo", "lint", "bench"} <= named <= targets
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text()):
+            assert target.startswith("http") or (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_every_reference_is_in_the_bibliography() -> None:
+    keys = set(re.findall(r"^@\w+\{(\w+),", (ROOT / "docs/references.bib").read_text(), re.MULTILINE))
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
+    cited = {key for path in sources for key in re.findall(r"\[([a-z]+\d\d[a-z]?)(?:, [^\]]*)?\]", path.read_text())}
+    assert len(cited) > 5
+    assert cited - keys == set()
+    assert set(re.findall(r"\| (\w+) \|$", as_markdown(), re.MULTILINE)) - {"reference"} <= keys
+
+
+@pytest.fixture
+def extended_package(tmp_path: Path) -> dict[str, str]:
+    """An environment whose attnscope is a copy of this one with the file of docs/extend.md added, and nothing else."""
+    (source,) = blocks("docs/extend.md", "A new attention variant")
+    shutil.copytree(ROOT / "src/attnscope", tmp_path / "attnscope", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "attnscope/attention/cauchy.py").write_text(source)
+    return {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def test_a_seventh_variant_is_one_file(extended_package: dict[str, str]) -> None:
+    contract = ["-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "tests/attention/test_contract.py", "-k", "cauchy"]
+    run = subprocess.run([sys.executable, *contract], cwd=ROOT, env=extended_package, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
+    listed = "from attnscope.cli import main; main(['variants', '--markdown'])"
+    table = subprocess.run([sys.executable, "-c", listed], env=extended_package, capture_output=True, text=True)
+    assert "| cauchy | no | yes | not known | vandermaaten08 |" in table.stdout.splitlines()

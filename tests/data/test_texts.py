@@ -67,7 +67,10 @@ def test_another_alice_is_refused(served: Path) -> None:
         text("alice")
 
 
-def test_no_network_is_one_sentence(served: Path) -> None:
+def test_no_network_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr("pooch.os_cache", lambda _: tmp_path)
+    monkeypatch.setattr(texts, "ALICE_ARCHIVE", "http://127.0.0.1:9/gutenberg.zip")
     with pytest.raises(ValueError, match=r"could not be downloaded .*: pass a text file instead") as caught:
         text("alice")
     assert "\n" not in str(caught.value)

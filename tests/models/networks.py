@@ -74,9 +74,10 @@ KINDS = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4, "rope_theta": 10000.0}
 
 
-def build(name: str) -> nn.Module:
+def build(name: str, implementation: str = "eager") -> nn.Module:
     """The network of this kind with seeded weights, biases and gains, in eval mode."""
-    module = KINDS[name].build().eval()
+    module: Any = KINDS[name].build().eval()
+    module.set_attn_implementation(implementation)
     stir(module)
     return module
 

@@ -109,6 +109,19 @@ def test_every_part_has_forward_and_backward_derivatives_that_agree(name: str, r
         assert abs((v * forward).sum() - (backward * u).sum()) < tolerance(name) * forward.norm() * v.norm()
 
 
+def test_fused_attention_gives_the_same_maps(name: str, randn: Any) -> None:
+    if name == "mpnet":
+        return  # it knows eager attention only
+    eager, fused = loaded(build(name)), loaded(build(name, "sdpa"))
+    for part in PARTS:
+        x = eager.tokens(inputs(name), 1, part)
+        step = randn(*x.shape)
+        assert (fused.tokens(inputs(name), 1, part) - x).abs().max() < tolerance(name)
+        (out, tangent), (fused_out, fused_tangent) = (torch.func.jvp(model.function(1, part), (x,), (step,)) for model in (eager, fused))
+        assert (out - fused_out).abs().max() < tolerance(name) * out.abs().max()
+        assert (tangent - fused_tangent).abs().max() < tolerance(name) * tangent.abs().max()
+
+
 def test_a_token_sees_later_ones_exactly_in_the_networks_that_are_not_causal(name: str) -> None:
     model, source = loaded(build(name)), inputs(name)
     for part in PARTS:

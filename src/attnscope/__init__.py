@@ -7,6 +7,7 @@ from attnscope.attention.linear import Linear
 from attnscope.attention.sigmoid import Sigmoid
 from attnscope.attention.sinkhorn import NotConverged, Sinkhorn
 from attnscope.attention.softmax import Softmax
+from attnscope.flows import Ellipsoid, Sphere, Trajectory, flow, residual
 from attnscope.jacobian import LinearOperator, SpectralNorm, jacobian, singular_values, spectral_norm
 from attnscope.measures import Gaussian, Particles
 from attnscope.transport import bures, conditional_wasserstein, wasserstein
@@ -14,26 +15,31 @@ from attnscope.transport import bures, conditional_wasserstein, wasserstein
 __version__ = "0.1.0"
 
 __all__ = [
-    "spectral_norm",
-    "singular_values",
-    "jacobian",
-    "SpectralNorm",
-    "LinearOperator",
     "L2",
     "Affine",
     "Attention",
+    "Ellipsoid",
     "Exponential",
     "Gaussian",
     "Heads",
     "Linear",
+    "LinearOperator",
     "NoClosedForm",
     "NotConverged",
     "Particles",
     "Sigmoid",
     "Sinkhorn",
     "Softmax",
+    "SpectralNorm",
+    "Sphere",
+    "Trajectory",
     "bures",
     "conditional_wasserstein",
+    "flow",
+    "jacobian",
+    "residual",
+    "singular_values",
+    "spectral_norm",
     "variants",
     "wasserstein",
 ]

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-CLOSE = 1e-7
+CLOSE = 1e-5
 """A blow-up is declared when the time left to it is this small a part of the time since the start."""
 WINDOW = 1.25
 """Movement is measured over windows that end at times in this ratio."""

@@ -11,7 +11,7 @@ ESTIMATE of the error, not a bound.
 from __future__ import annotations
 
 import math
-from typing import Self, final
+from typing import final
 
 import torch
 from jaxtyping import Float
@@ -44,7 +44,7 @@ class Interpolated:
         self.degrees: list[int] | None = None
 
     @classmethod
-    def serving(cls, attention: Attention, mu: object, tolerance: float) -> Self | None:
+    def serving(cls, attention: Attention, mu: object, tolerance: float) -> Interpolated | None:
         """An interpolated field for this attention on this cloud, or None where the exact one is the way."""
         if not isinstance(mu, Particles) or mu.n < SMALLEST_CLOUD or tolerance <= 0:
             return None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention
 from attnscope.flows.fast import Interpolated
-from attnscope.flows.motions import Array, CloudMotion, GaussianMotion
+from attnscope.flows.motions import Array, CloudMotion, GaussianMotion, Motion
 from attnscope.flows.solver import METHODS, Run, Segment
 from attnscope.flows.spaces import Space, check_on
 from attnscope.flows.trajectory import Measure, Trajectory
@@ -57,7 +57,7 @@ def flow(
             raise ValueError(
                 "a Gaussian does not live on a surface. Put particles on it: mu.at(space(mu.x)) of gaussian.sample(n, generator=seed)."
             )
-        motion: CloudMotion | GaussianMotion = GaussianMotion(measure)
+        motion: Motion = GaussianMotion(measure)
     else:
         if space is not None:
             check_on(space, measure)
@@ -68,7 +68,7 @@ def flow(
     return _trajectory(run, motion)
 
 
-def _trajectory(run: Run, motion: CloudMotion | GaussianMotion) -> Trajectory[Any]:
+def _trajectory(run: Run, motion: Motion) -> Trajectory[Any]:
     outcomes = tuple(outcome for outcome in run.outcomes if outcome is not None)
     stop = max(outcome.time for outcome in outcomes)
     rows, times = list(run.asked), list(run.times[: len(run.asked)])

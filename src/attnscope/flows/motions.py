@@ -3,12 +3,11 @@ r"""What the solver moves: particles as they are, a Gaussian as its mean and a f
 On $N(m, LL^T)$ the field is affine, $\Gamma(x) = Bx + b$, so $m' = Bm + b$ and $L' = BL$ [castin25]: $S = LL^T$ stays symmetric and
 positive semi-definite whatever the solver's error, and keeps its rank.
 
-A motion is an array (members, size), one row per member of the stack, in float64.
+A motion is an array (members, numbers), one row per member of the stack, in float64. `velocity` is its time derivative, `size` the
+number whose blow-up is that of the member, `moved` how far each member went relative to its larger size.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,22 +21,6 @@ from attnscope.measures import Gaussian, Particles
 
 Array = NDArray[np.float64]
 Members = NDArray[np.int64]
-
-
-class Motion(Protocol):
-    """A measure as the solver sees it."""
-
-    start: Array
-    field_error: float
-
-    def velocity(self, attention: Attention, y: Array, members: Members) -> Array:
-        """The time derivative of these members."""
-
-    def size(self, y: Array) -> Array:
-        """How large each member is: its blow-up is that of this number."""
-
-    def moved(self, before: Array, after: Array) -> Array:
-        """How far each member moved, relative to its larger size."""
 
 
 class CloudMotion:
@@ -130,6 +113,9 @@ class GaussianMotion:
         mean, factor = self._parts(y)
         cov = factor @ factor.mT
         return Gaussian(mean.reshape(self.shape).to(self.dtype), cov.reshape(*self.shape, self.shape[-1]).to(self.dtype))
+
+
+Motion = CloudMotion | GaussianMotion
 
 
 def _farthest(x: Tensor) -> Tensor:

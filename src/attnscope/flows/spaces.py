@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, Self, final
+from typing import final
 
 import torch
 from jaxtyping import Float
@@ -18,16 +18,6 @@ from torch import Tensor
 
 from attnscope.measures import Particles
 from attnscope.validation import check_positive, check_tensor
-
-
-class Space(Protocol):
-    """A star-shaped surface around 0, given by the gauge of the body that it bounds: the surface is where the gauge is one."""
-
-    def gauge(self, x: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack n 1"]: ...
-
-    def __call__(self, x: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack n d"]: ...
-
-    def velocity(self, x: Float[Tensor, "*stack n d"], field: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack n d"]: ...
 
 
 @final
@@ -66,7 +56,7 @@ class Ellipsoid:
             )
 
     @classmethod
-    def from_gains(cls, gains: Float[Tensor, " d"]) -> Self:
+    def from_gains(cls, gains: Float[Tensor, " d"]) -> Ellipsoid:
         r"""Where RMSNorm with these gains puts its tokens: half-axes $\sqrt{d}\,|g_i|$."""
         check_tensor("gains", gains, "d")
         return cls(math.sqrt(gains.shape[-1]) * gains.abs())
@@ -80,6 +70,9 @@ class Ellipsoid:
     def velocity(self, x: Float[Tensor, "*stack n d"], field: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack n d"]:
         """The field minus its part along x, measured in the norm of the ellipsoid."""
         return field - (x * field / self.axes.to(x) ** 2).sum(-1, keepdim=True) * x
+
+
+Space = Sphere | Ellipsoid
 
 
 def check_on(space: Space, mu: Particles) -> None:

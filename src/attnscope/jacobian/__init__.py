@@ -17,11 +17,17 @@ from attnscope.validation import described
 __all__ = ["LinearOperator", "SpectralNorm", "jacobian", "singular_values", "spectral_norm"]
 
 
-def jacobian(map: Attention | Callable[[Tensor], Tensor], at: Particles | Tensor, stack: int = 0) -> LinearOperator:
+def jacobian(
+    map: Attention | Callable[[Tensor], Tensor],
+    at: Particles | Tensor,
+    stack: int = 0,
+    double: Callable[[Tensor], Tensor] | None = None,
+) -> LinearOperator:
     r"""The derivative of an attention layer $X \mapsto \Gamma_{\mu(X)}(X)$ at a measure, or of any function at a tensor.
 
     For a measure the metric is that of $L^2(\mu)$, and a stack of measures gives a stack of operators. For a function the first
-    `stack` axes of the tensor hold independent problems.
+    `stack` axes of the tensor hold independent problems, and `double` is the same function on float64 tensors: with it the lower bounds of
+    a float32 function are exact.
     """
     if isinstance(map, Attention):
         if not isinstance(at, Particles):
@@ -31,4 +37,4 @@ def jacobian(map: Attention | Callable[[Tensor], Tensor], at: Particles | Tensor
         raise TypeError(
             f"jacobian takes an attention and a Particles, or a function and a tensor, got {described(map)} and {described(at)}."
         )
-    return of_function(map, at, stack)
+    return of_function(map, at, stack, double)

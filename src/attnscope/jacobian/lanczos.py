@@ -7,6 +7,7 @@ those of $J$. Only $V$ is stored and reorthogonalised; every norm is accumulated
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,8 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from attnscope.jacobian.operator import LinearOperator
+
+BLOCK = 8
 
 
 @dataclass
@@ -67,12 +70,46 @@ class Ritz:
 
 
 @dataclass
+class Basis:
+    """Orthonormal vectors in blocks of BLOCK, so that a new one never moves the old ones."""
+
+    blocks: list[Float[Tensor, "b BLOCK N"]]
+    count: int = 0
+
+    def append(self, vectors: Float[Tensor, "b N"]) -> None:
+        place = self.count % BLOCK
+        if not place:
+            self.blocks.append(vectors.new_empty(len(vectors), BLOCK, vectors.shape[1]))
+        self.blocks[-1][:, place] = vectors
+        self.count += 1
+
+    def filled(self) -> Iterator[Float[Tensor, "b k N"]]:
+        """The blocks, the last one cut to what it holds."""
+        for number, block in enumerate(self.blocks):
+            yield block[:, : self.count - number * BLOCK]
+
+    def remove_from(self, w: Float[Tensor, "b N"]) -> Float[Tensor, "b N"]:
+        r"""$w \leftarrow w - V V^T w$, in place."""
+        for block in self.filled():
+            overlap = torch.bmm(block, w.unsqueeze(-1))
+            w.unsqueeze(1).baddbmm_(overlap.mT, block, alpha=-1)
+        return w
+
+    def combined(self, coordinates: Float[Tensor, "b k"]) -> Float[Tensor, "b N"]:
+        parts = zip(coordinates.split(BLOCK, dim=1), self.filled(), strict=True)
+        return sum(torch.bmm(part.unsqueeze(1), block)[:, 0] for part, block in parts)  # type: ignore[return-value]
+
+    def restricted(self, index: Int[Tensor, " c"]) -> Basis:
+        return Basis([block[index] for block in self.blocks], self.count)
+
+
+@dataclass
 class Lanczos:
     """The running state for a stack that was flattened to one axis; vectors are (b, N)."""
 
     op: LinearOperator
     start: Float[Tensor, "b N"]
-    basis: list[Tensor] = field(default_factory=list)
+    basis: Basis = field(init=False)
 
     def __post_init__(self) -> None:
         problems = len(self.start)
@@ -84,6 +121,7 @@ class Lanczos:
         self.scale = np.zeros(problems)
         self.v = self.start
         self.u = torch.zeros(0)
+        self.basis = Basis([])
 
     def step(self) -> None:
         """One product with J and one with its adjoint for every active problem."""
@@ -91,15 +129,16 @@ class Lanczos:
         self.basis.append(self.v)
         r = self.op.mv(self.v.reshape(-1, *self.op.in_shape)).reshape(len(self.v), -1)
         if process.alpha.shape[1]:
-            r = r - self._column(process.beta[:, -1]) * self.u
+            r.addcmul_(self._column(process.beta[:, -1]), self.u, value=-1)
         alpha = self._norms(r)
         stuck = active & (alpha <= self.rounding * self.scale)
         self.u = self._divided(r, alpha, active & ~stuck)
         w = self.op.rmv(self.u.reshape(-1, *self.op.out_shape)).reshape(len(self.v), -1)
-        w = w - self._column(alpha) * self.v
-        for _ in range(2):
-            w = self._orthogonalised(w)
-        beta = self._norms(w)
+        w.addcmul_(self._column(alpha), self.v, value=-1)
+        before = self._norms(w)
+        beta = self._norms(self.basis.remove_from(w))
+        if (beta < before / 2).any():
+            beta = self._norms(self.basis.remove_from(w))
         alpha, beta = np.where(active & ~stuck, alpha, 0.0), np.where(active & ~stuck, beta, 0.0)
         process.alpha = np.concatenate([process.alpha, alpha[:, None]], axis=1)
         process.beta = np.concatenate([process.beta, beta[:, None]], axis=1)
@@ -117,27 +156,19 @@ class Lanczos:
 
     def vectors(self, coordinates: Float64[np.ndarray, "b k"]) -> Float[Tensor, "b N"]:
         """Combinations of the basis vectors, one per problem."""
-        columns = torch.as_tensor(coordinates, dtype=self.op.dtype, device=self.v.device)
-        total = torch.zeros_like(self.start)
-        for column, vector in zip(columns.T, self.basis, strict=True):
-            total.addcmul_(column[:, None], vector)
-        return total
+        return self.basis.combined(torch.as_tensor(coordinates, dtype=self.op.dtype, device=self.v.device))
 
     def restricted(self, keep: Int[np.ndarray, " c"]) -> Lanczos:
         """The same processes for these problems alone, on the operator of that sub-stack."""
         assert self.op.restrict is not None
         index = torch.as_tensor(keep, device=self.v.device)
-        smaller = Lanczos(self.op.restrict(index), self.start[index], [vector[index] for vector in self.basis])
+        smaller = Lanczos(self.op.restrict(index), self.start[index])
+        smaller.basis = self.basis.restricted(index)
         old = self.process
         smaller.process = Process(old.alpha[keep], old.beta[keep], old.steps[keep], old.finished[keep])
         smaller.active, smaller.scale = self.active[keep], self.scale[keep]
         smaller.v, smaller.u = self.v[index], self.u[index]
         return smaller
-
-    def _orthogonalised(self, w: Tensor) -> Tensor:
-        for vector in self.basis:
-            w = w.addcmul(torch.einsum("bn,bn->b", vector, w)[:, None], vector, value=-1)
-        return w
 
     def _norms(self, vectors: Tensor) -> Float64[np.ndarray, " b"]:
         norms = torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64).cpu().numpy()

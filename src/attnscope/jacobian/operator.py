@@ -135,8 +135,13 @@ class LinearOperator:
         return ScipyOperator(op.shape, matvec=on_arrays(op.mv), rmatvec=on_arrays(op.rmv), dtype=kind)
 
 
-def of_function(function: Callable[[Tensor], Tensor], x: Tensor, stack: int = 0) -> LinearOperator:
-    """The Jacobian of `function` at x by `torch.func`; the first `stack` axes of x hold independent problems."""
+def of_function(
+    function: Callable[[Tensor], Tensor], x: Tensor, stack: int = 0, double: Callable[[Tensor], Tensor] | None = None
+) -> LinearOperator:
+    """The Jacobian of `function` at x by `torch.func`; the first `stack` axes of x hold independent problems.
+
+    `double` is the same function on float64 tensors, for exact lower bounds of a function in lower precision.
+    """
     check_tensor("x", x, "...")
     with torch.no_grad():
         value, again = function(x), function(x)
@@ -169,4 +174,6 @@ def of_function(function: Callable[[Tensor], Tensor], x: Tensor, stack: int = 0)
         dtype=x.dtype,
         device=x.device,
         stack=tuple(x.shape[:stack]),
+        exact=None if double is None else lambda: of_function(double, x.to(torch.float64), stack),
+        restrict=None if not stack else lambda index: of_function(function, x.flatten(0, stack - 1)[index], 1, double),
     )

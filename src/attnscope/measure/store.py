@@ -1,0 +1,83 @@
+"""Files of a run: rows are kept as they are measured, everything else is written whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from attnscope.measure.sweep import Row
+
+RESULTS = "results.jsonl"
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write to a neighbour and rename it: a reader sees the old file or the new one, never half of it."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
+    os.replace(partial, path)
+
+
+class Store:
+    """A folder of results. Rows go to a partial file at once, which becomes results.jsonl on leaving, however that happens."""
+
+    def __init__(self, folder: Path, overwrite: bool) -> None:
+        self.folder = folder
+        self.rows: list[Row] = []
+        if (folder / RESULTS).exists() and not overwrite:
+            raise ValueError(f"{str(folder)!r} already holds results: choose another --out, or pass --overwrite to replace them.")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._partial = (folder / f"{RESULTS}.partial").open("w")
+        except OSError as error:
+            raise ValueError(f"the folder {str(folder)!r} cannot be written ({error.strerror or error}): choose another --out.") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._partial.close()
+        if self.rows:
+            os.replace(self._partial.name, self.folder / RESULTS)
+            write_atomically(self.folder / "results.csv", as_csv(self.rows))
+        else:
+            os.unlink(self._partial.name)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Keep these rows: they are on disk when this returns."""
+        for row in rows:
+            self.rows.append(row)
+            self._partial.write(json.dumps(row._asdict()) + "\n")
+        self._partial.flush()
+
+
+def as_csv(rows: Iterable[Row]) -> str:
+    """The rows as CSV with a header; empty cells where there is no value."""
+    made = io.StringIO()
+    writer = csv.writer(made)
+    writer.writerow(Row._fields)
+    writer.writerows(["" if value is None else value for value in row] for row in rows)
+    return made.getvalue()
+
+
+def run_record(options: Mapping[str, Any], seconds: float, finished: bool) -> str:
+    """What a reader needs to run it again: versions, options, seconds."""
+    from attnscope import __version__
+
+    record = {
+        "attnscope": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "options": dict(options),
+        "seconds": round(seconds, 3),
+        "finished": finished,
+    }
+    return json.dumps(record, indent=2, default=str) + "\n"

@@ -1,0 +1,45 @@
+"""The Jacobian of a part of a layer: analytic kernels where the family is understood, the model's own modules elsewhere."""
+
+from __future__ import annotations
+
+import copy
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnscope.jacobian import LinearOperator, jacobian
+from attnscope.jacobian.norms import of_norm
+from attnscope.measures import Particles
+from attnscope.models._base import Model, Part
+from attnscope.models.generic import Generic
+
+
+def part_jacobian(model: Model, layer: int, part: Part, x: Float[Tensor, "*stack n d"], double: Model | None = None) -> LinearOperator:
+    """The derivative of `model.function(layer, part)` at tokens x; leading axes are a stack of sequences.
+
+    Attention and norms are differentiated in closed form. Whole blocks and networks of unknown structure go through `torch.func`; `double`,
+    the same model in float64, then serves the last product of a lower bound.
+    """
+    stack = x.ndim - 2
+    if isinstance(model, Generic) or part == "block":
+        exact = None if double is None else double.function(layer, part)
+        return jacobian(model.function(layer, part), x, stack, double=exact)
+    attention = model.attention(layer)
+    if part == "attention":
+        return jacobian(attention, Particles(x))
+    norm = model.norm(layer)
+    if model.pre_norm:
+        inner = jacobian(attention, Particles(norm(x))) @ _of_module(norm, x)
+        return inner.plus(1.0) if part == "residual" else inner
+    inner = jacobian(attention, Particles(x)).plus(1.0)
+    return inner if part == "residual" else _of_module(norm, x + attention(x, Particles(x))) @ inner
+
+
+def _of_module(norm: nn.Module, x: Tensor) -> LinearOperator:
+    gain = getattr(norm, "weight", None)
+    if isinstance(norm, nn.LayerNorm) and isinstance(gain, Tensor):
+        return of_norm(x, gain.detach(), norm.eps, centred=True)
+    eps = getattr(norm, "variance_epsilon", None)
+    if isinstance(gain, Tensor) and isinstance(eps, float):
+        return of_norm(x, gain.detach(), eps, centred=False)
+    return jacobian(norm, x, x.ndim - 2, double=copy.deepcopy(norm).double())

@@ -1,0 +1,54 @@
+"""Peak memory of `attention(x, mu)` at full size: n = 100,000 tokens in the plane within 2 GB, Sinkhorn n = 20,000 within 4 GB.
+
+Each variant runs in a process of its own, so that a peak belongs to one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from attnscope import variants
+
+LIMITS = {"sinkhorn": (20_000, 4.0)}
+USUAL_LIMIT = (100_000, 2.0)
+
+SCRIPT = """
+import json, resource, sys, time
+import torch
+from attnscope import Heads, Particles, variants
+
+name, n, causal = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "causal"
+generator = torch.Generator().manual_seed(0)
+a = torch.tensor([[0.5, 0.2], [-0.1, 0.3]], dtype=torch.float64)
+attention = variants()[name](Heads.from_matrices(a, torch.eye(2, dtype=torch.float64)), causal=causal)
+mu = Particles(torch.randn(n, 2, dtype=torch.float64, generator=generator))
+start = time.perf_counter()
+out = attention(mu.x, mu)
+seconds = time.perf_counter() - start
+assert out.shape == mu.x.shape and torch.isfinite(out).all()
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+print(json.dumps({"variant": name, "n": n, "causal": causal, "gigabytes": round(peak, 2), "seconds": round(seconds, 1)}))
+"""
+
+
+def measured(name: str, n: int, causal: bool = False) -> dict[str, float | str | bool]:
+    """One evaluation of self-attention on n tokens in a fresh process: peak resident memory, imports included, and time."""
+    arguments = [name, str(n), "causal" if causal else "whole"]
+    run = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True)
+    result: dict[str, float | str | bool] = json.loads(run.stdout)
+    return result
+
+
+def main() -> list[dict[str, float | str | bool]]:
+    """Every variant at full size, and softmax under a mask. Raises where a limit is broken."""
+    rows = []
+    for name, causal in [*((name, False) for name in variants()), ("softmax", True)]:
+        n, limit = LIMITS.get(name, USUAL_LIMIT)
+        row = measured(name, n, causal)
+        row["limit"] = limit
+        if float(row["gigabytes"]) > limit:
+            raise MemoryError(f"{name} attention on {n:,} tokens took {row['gigabytes']} GB, more than {limit} GB.")
+        rows.append(row)
+    return rows

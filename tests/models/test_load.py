@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -43,15 +44,17 @@ def test_random_models_have_full_size() -> None:
 
 @pytest.mark.parametrize(("name", "kind"), [("gpt2-random", "GPT2"), ("bert-random", "Bert")])
 def test_random_models_follow_their_recipe_and_leave_the_global_seed_alone(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = partial(getattr(transformers, f"{kind}Config"), num_hidden_layers=2, hidden_size=24, vocab_size=60_000)
-    monkeypatch.setattr(transformers, f"{kind}Config", small)
+    network, config = getattr(transformers, f"{kind}Model"), getattr(transformers, f"{kind}Config")
+    small = partial(config, num_hidden_layers=2, hidden_size=24, vocab_size=60_000)
+    library = SimpleNamespace(**{f"{kind}Model": network, f"{kind}Config": small})
+    monkeypatch.setattr(_load, "_transformers", lambda _: library)
     torch.manual_seed(7)
     expected_draw = torch.rand(3)
     torch.manual_seed(7)
     model = load(name)
     assert torch.equal(torch.rand(3), expected_draw)
     torch.manual_seed(0)
-    recipe = getattr(transformers, f"{kind}Model")(small())
+    recipe = network(small())
     assert all(torch.equal(a, b) for a, b in zip(model.module.parameters(), recipe.parameters(), strict=True))
     with pytest.warns(ModelNotice, match="has no tokenizer: its tokens are the words and signs"):
         ids = model.encode("Alice was, Alice is.")
@@ -85,6 +88,14 @@ def test_pickled_weights_are_not_opened(tmp_path: Path) -> None:
     torch.save(module.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"needs config\.json and model\.safetensors"):
         load(tmp_path)
+
+
+def test_broken_weights_are_one_sentence(tmp_path: Path) -> None:
+    build("gpt2").save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(ValueError, match="holds no model that can be read") as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["attnscope/no-such-model", "not a name", "./nowhere"])

@@ -64,13 +64,15 @@ def _named(name: str, dtype: torch.dtype) -> tuple[nn.Module, Encoder | None]:
 
 def _pretrained(place: str, name: str, dtype: torch.dtype, local: bool) -> tuple[nn.Module, Encoder | None]:
     transformers = _transformers(name)
+    import safetensors
+
     safe: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
     with _quiet(transformers):
         try:
             module, info = transformers.AutoModel.from_pretrained(
                 place, attn_implementation="eager", use_safetensors=True, dtype=dtype, output_loading_info=True, **safe
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ImportError, RuntimeError, safetensors.SafetensorError) as error:
             raise ValueError(_not_found(name, local, error)) from error
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(place, **safe)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-jaxtyping.install_import_hook("attnscope", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
+jaxtyping.install_import_hook("attnscope", "shape_checks.checked")
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # deprecations inside POT and torch, seen once at their first import

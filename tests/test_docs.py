@@ -82,7 +82,7 @@ def extended_package(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_seventh_variant_is_one_file(extended_package: dict[str, str]) -> None:
-    contract = ["-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "tests/attention/test_contract.py", "-k", "cauchy"]
+    contract = ["-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "tests/attention", "-k", "cauchy"]
     run = subprocess.run([sys.executable, *contract], cwd=ROOT, env=extended_package, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
     listed = "from attnscope.cli import main; main(['variants', '--markdown'])"

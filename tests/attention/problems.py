@@ -107,3 +107,16 @@ def by_hand(score_to_row: Callable[[np.ndarray, np.ndarray], np.ndarray], parts:
             read = sum(c * (value @ y.numpy() + value_bias) for c, y in zip(row, mu.x, strict=True))
             out[i] += read if parts.output is None else parts.output[h].numpy() @ read
     return torch.from_numpy(out)
+
+
+def split(mu: Particles, which: int, share: float) -> Particles:
+    """The same measure, one particle written as two at the same place."""
+    x = torch.cat([mu.x, mu.x[which : which + 1]])
+    weights = torch.cat([mu.weights, mu.weights[which : which + 1] * (1 - share)])
+    weights[which] *= share
+    positions = None if mu.positions is None else torch.cat([mu.positions, mu.positions[which : which + 1]])
+    return Particles(x, weights, positions)
+
+
+def reordered(mu: Particles, order: list[int]) -> Particles:
+    return Particles(mu.x[order], mu.weights[order], None if mu.positions is None else mu.positions[order])

@@ -28,9 +28,11 @@ from attnscope.measures import Particles
 SMALLEST_CLOUD = 2000
 """Below this number of particles the exact field is as fast."""
 MOST_NODES = 20_000
-FIRST_DEGREE, GROWTH = 8, 1.5
-CHECKS = 32
-CHUNK_NUMBERS = 2**22
+FIRST_DEGREE, GROWTH = {1: 16, 2: 12, 3: 8}, 1.5
+CHECKS = 16
+EXACT_CALLS = 30
+"""How often the exact field is used after no degree served, before the next attempt."""
+CHUNK_NUMBERS = 2**18
 DENSEST = 1e-200
 """A denominator below this has lost digits to underflow: the exact field is used."""
 
@@ -42,6 +44,7 @@ class Interpolated:
     def __init__(self, tolerance: float) -> None:
         self.tolerance = tolerance
         self.degrees: list[int] | None = None
+        self.exact_calls = 0
 
     @classmethod
     def serving(cls, attention: Attention, mu: object, tolerance: float) -> Interpolated | None:
@@ -52,14 +55,15 @@ class Interpolated:
 
     def __call__(self, attention: Attention, x: Float[Tensor, "m d"], mu: Particles) -> tuple[Float[Tensor, "m d"], float]:
         """The field at x and the estimate of its error, relative to the largest velocity. The exact field when no degree serves."""
-        if not interpolable(attention):
+        if self.exact_calls > 0 or not interpolable(attention):
+            self.exact_calls -= 1
             return attention.evaluate(x, mu, None), 0.0
         box = _Box(x)
-        degrees = box.fitted(self.degrees or [FIRST_DEGREE] * x.shape[-1])
+        degrees = box.fitted(self.degrees or [FIRST_DEGREE[x.shape[-1]]] * x.shape[-1])
         sampled = _sample(x, box)
         exact = attention.evaluate(x[sampled], mu, None)
         scale = float(torch.linalg.vector_norm(exact, dim=-1).max())
-        while math.prod(degrees) <= min(MOST_NODES, x.shape[0] // 4):
+        while math.prod(degrees) <= min(MOST_NODES, len(x) // (4 if isinstance(attention, Sigmoid) else 1)):
             values = _at_nodes(attention, box, degrees, mu)
             if values is None:
                 break
@@ -75,7 +79,7 @@ class Interpolated:
             degrees = [_longer(m) if m > 1 and (axis in off or not off) else m for axis, m in enumerate(degrees)]
             if degrees == [1] * len(degrees):
                 break
-        self.degrees = None
+        self.degrees, self.exact_calls = None, EXACT_CALLS
         return attention.evaluate(x, mu, None), 0.0
 
 
@@ -107,16 +111,16 @@ class _Box:
 
     def evaluate(self, coefficients: Float[Tensor, "*degrees c"], x: Float[Tensor, "m d"]) -> Float[Tensor, "m c"]:
         """The Chebyshev series at x, a few rows at a time."""
-        rows = max(1, CHUNK_NUMBERS // max(coefficients[0].numel(), 1))
+        rows = max(1, CHUNK_NUMBERS // (coefficients.numel() // coefficients.shape[-2]))
         return torch.cat([self._series(coefficients, part) for part in x.split(rows)])
 
     def _series(self, coefficients: Tensor, x: Tensor) -> Tensor:
         unit = ((x - self.centre) @ self.frame / torch.where(self.flat, torch.ones_like(self.half), self.half)).clamp(-1, 1)
-        first, *rest = coefficients.shape[:-1]
-        out = (_chebyshev(unit[:, 0], first) @ coefficients.reshape(first, -1)).reshape(len(x), *coefficients.shape[1:])
-        for axis, degree in enumerate(rest, start=1):
-            out = (_chebyshev(unit[:, axis], degree)[:, None, :] @ out.reshape(len(x), degree, -1)).reshape(len(x), *out.shape[2:])
-        return out
+        *rest, last = coefficients.shape[:-1]
+        out = coefficients.movedim(-1, 0).reshape(-1, last) @ _chebyshev(unit[:, -1], last)
+        for axis in reversed(range(len(rest))):
+            out = (out.reshape(-1, rest[axis], len(x)) * _chebyshev(unit[:, axis], rest[axis])).sum(1)
+        return out.mT
 
 
 def _at_nodes(attention: Attention, box: _Box, degrees: list[int], mu: Particles) -> Float[Tensor, "*degrees d"] | None:
@@ -156,7 +160,7 @@ def _sums(
     """Sums over the particles with a last column for the mass, and the logarithm of what they were divided by."""
     highest, lowest = slopes.amax(0), slopes.amin(0)
     shifts = [torch.maximum(z * highest[i], z * lowest[i]) for i, z in enumerate(nodes)]
-    top = offset.max()
+    top, along = offset.max(), slopes.mT.contiguous()
     payload = torch.cat([read, torch.ones_like(read[:, :1])], dim=-1).mT * (offset - top).exp()
     count, width = math.prod(len(z) for z in nodes), payload.shape[0]
     total = torch.zeros(count // len(nodes[-1]), len(nodes[-1]) * width, dtype=read.dtype, device=read.device)
@@ -164,7 +168,7 @@ def _sums(
     rows = max(1, CHUNK_NUMBERS // widest)
     for start in range(0, len(slopes), rows):
         part = slice(start, start + rows)
-        factors = [(z[:, None] * slopes[part, i] - shift[:, None]).exp_() for i, (z, shift) in enumerate(zip(nodes, shifts, strict=True))]
+        factors = [(z[:, None] * along[i, part]).sub_(shifts[i][:, None]).exp_() for i, z in enumerate(nodes)]
         left = torch.ones_like(factors[0][:1])
         for factor in factors[:-1]:
             left = (left[:, None, :] * factor).flatten(0, 1)
@@ -180,19 +184,22 @@ def _nodes(m: int) -> Float[Tensor, " m"]:
     return torch.cos(math.pi * (torch.arange(m, dtype=torch.float64) + 0.5) / m)
 
 
-def _chebyshev(unit: Float[Tensor, " m"], degree: int) -> Float[Tensor, "m degree"]:
+def _chebyshev(unit: Float[Tensor, " m"], degree: int) -> Float[Tensor, "degree m"]:
     """T_0 .. T_{degree-1} at these points, by the three-term recurrence."""
-    columns = [torch.ones_like(unit), unit][:degree]
-    while len(columns) < degree:
-        columns.append(2 * unit * columns[-1] - columns[-2])
-    return torch.stack(columns, dim=-1)
+    rows = unit.new_ones(degree, len(unit))
+    if degree > 1:
+        rows[1] = unit
+    twice = 2 * unit
+    for k in range(2, degree):
+        torch.mul(twice, rows[k - 1], out=rows[k]).sub_(rows[k - 2])
+    return rows
 
 
 def _coefficients(values: Float[Tensor, "*degrees c"], degrees: list[int]) -> Float[Tensor, "*degrees c"]:
     for axis, m in enumerate(degrees):
         basis = _chebyshev(_nodes(m).to(values), m) * (2 / m)
-        basis[:, 0] /= 2
-        values = torch.movedim(torch.tensordot(basis.mT, values, dims=([1], [axis])), 0, axis)
+        basis[0] /= 2
+        values = torch.movedim(torch.tensordot(basis, values, dims=([1], [axis])), 0, axis)
     return values
 
 

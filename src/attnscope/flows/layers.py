@@ -75,7 +75,7 @@ def _gaussian_layer(attention: Attention, mu: Gaussian, step: float) -> Gaussian
 
 
 def _per_layer(name: str, part: Part | Sequence[Part], depth: int) -> list[Part]:
-    if isinstance(part, Sequence):
+    if isinstance(part, Sequence) and not isinstance(part, str):
         if len(part) != depth:
             raise ValueError(f"{name} must be one for all layers or a list of depth = {depth}, got a list of {len(part)}.")
         return list(part)

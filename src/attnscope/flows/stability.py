@@ -25,7 +25,7 @@ from attnscope.measures import Particles
 from attnscope.transport import conditional_wasserstein, wasserstein
 from attnscope.validation import check_positive
 
-PANELS = 2000
+PANELS = 200
 
 
 class VelocityLipschitz(NamedTuple):

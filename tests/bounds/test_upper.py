@@ -14,7 +14,8 @@ from attnscope import L2, Attention, Heads, Particles, Sigmoid, Softmax
 from attnscope.bounds import BlockNorms, on_ball, smoothness
 from attnscope.bounds._norms import largest_eigenvalue, perron, schatten16, spectral_of_product
 from attnscope.bounds._point import Reading
-from attnscope.bounds.blocks import exact_blocks, triangle_blocks, weighted
+from attnscope.bounds._query_path import QueryPath
+from attnscope.bounds.blocks import exact_blocks, outputs, query_block, triangle_blocks, values, weighted
 
 
 def assert_holds(attention: Attention, mu: Particles) -> None:
@@ -157,6 +158,17 @@ def test_small_factors_lose_little_and_a_dictionary_helps(randn) -> None:
     plain, trained = BlockNorms(attention)(mu).value, BlockNorms(attention, [mu])(mu).value
     assert exact <= trained < plain < 1.6 * exact
     assert smoothness(attention, mu, blocks=BlockNorms(attention, [mu])).named("B1-S").value == pytest.approx(trained)
+
+
+@pytest.mark.parametrize("output", [True, False])
+def test_the_query_path_is_proved_closely_and_never_below(output: bool, randn) -> None:
+    heads = Heads(randn(3, 4, 6), randn(3, 4, 6), randn(3, 5 if output else 6, 6), randn(3, 6, 5) if output else None)
+    reading = Reading.of(Softmax(heads), Particles(0.5 * randn(40, 6)))
+    value, written = values(reading), outputs(heads)
+    truth = torch.stack([torch.linalg.matrix_norm(query_block(reading, value, written, row), 2) for row in range(40)])
+    found = QueryPath(heads, written).norms(reading, value, torch.ones(40, dtype=torch.float64))
+    assert (found >= truth).all()
+    assert (found <= 1.2 * truth).all()
 
 
 def test_blocks_can_be_chosen(randn) -> None:

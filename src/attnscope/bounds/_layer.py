@@ -68,8 +68,7 @@ def _output(heads: Heads) -> float:
     """The norm of all output matrices side by side."""
     if heads.output is None:
         return heads.count**0.5
-    side_by_side = heads.output.permute(1, 0, 2).flatten(1)
-    return float(spectral_of_product(side_by_side, torch.eye(side_by_side.shape[1]).to(side_by_side)))
+    return float(spectral(heads.output.permute(1, 0, 2).flatten(1)))
 
 
 def _shift(heads: Heads, matrix: Float[Tensor, "h k d"], bias: Float[Tensor, "h k"] | None) -> Float[Tensor, " h"]:

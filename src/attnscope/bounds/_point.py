@@ -121,18 +121,24 @@ class Reading:
             centred = self.x - self.x.mean(0)
             found = self._double_centred((centred @ centred.mT).expand(self.heads.count, -1, -1), read @ read.mT)
         else:
-            parts = [torch.linalg.matrix_norm(self._moved(row) @ self.query_turned(row)) for row in range(self.n)]
-            found = torch.stack(parts, dim=-1) * (1 + SLACK)
+            found = torch.stack([self._query_frobenius(row) for row in range(self.n)], dim=-1) * (1 + SLACK)
         for head, row in self._chosen(found):
-            exact = spectral_of_product(self._moved(row)[head], self.query_turned(row)[head])
+            exact = spectral_of_product(self._moved(row, head), self.query_turned(row)[head])
             found[head, row] = exact.clamp(max=found[head, row])
         return found
 
-    def _moved(self, row: int) -> Float[Tensor, "h d k"]:
+    def _moved(self, row: int, head: int) -> Float[Tensor, "d k"]:
         r"""$\sum_j P_{ij}(x_j - m_i)k_j^T$."""
-        p = self.coupling[:, row]
-        mean = p @ self.x
-        return (p[..., None] * (self.x - mean[:, None])).mT @ self.k
+        p = self.coupling[head, row]
+        return (p[:, None] * (self.x - p @ self.x)).mT @ self.k[head]
+
+    def _query_frobenius(self, row: int) -> Float[Tensor, " h"]:
+        r"""$\|C_i\|_F$ of rotary heads, through the square of the factor of size k."""
+        turned = self.query_turned(row)
+        parts = [self._moved(row, head) for head in range(self.heads.count)]
+        left, right = torch.stack([part.mT @ part for part in parts]), turned @ turned.mT
+        size = left.diagonal(dim1=-2, dim2=-1).sum(-1) * right.diagonal(dim1=-2, dim2=-1).sum(-1)
+        return ((left * right).sum((-2, -1)).clamp(min=0) + 1e-12 * size).sqrt()
 
     def _chosen(self, size: Float[Tensor, "h n"]) -> list[tuple[int, int]]:
         count = self.n if min(self.n, self.heads.dim) <= SMALL else min(REFINED, self.n)

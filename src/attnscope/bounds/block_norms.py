@@ -17,16 +17,15 @@ from torch import Tensor
 from attnscope.attention.softmax import Softmax
 from attnscope.bounds._bound import Bound
 from attnscope.bounds._mixtures import Mixtures
-from attnscope.bounds._norms import SLACK, perron, perron_vector, schatten16, spectral
+from attnscope.bounds._norms import SLACK, perron, perron_vector
 from attnscope.bounds._point import Reading
-from attnscope.bounds.blocks import ROW_ENTRIES, outputs, query_block, values, weighted
+from attnscope.bounds._query_path import QueryPath
+from attnscope.bounds.blocks import ROW_ENTRIES, outputs, values, weighted
 from attnscope.measures import Particles
 from attnscope.validation import described
 
 MOST_HEADS = 16
 """The quartic form of head mixtures takes H^4 numbers."""
-REFINED = 12
-"""Tokens whose query path is bounded by a Schatten-16 norm and not by Frobenius."""
 
 
 @final
@@ -53,8 +52,7 @@ class BlockNorms:
         if seen:
             self.mixtures = self.mixtures.around(torch.cat(seen), self.output, heads.value)
         self.write_gram = torch.einsum("hda,gdb->hgab", self.output, self.output)
-        self.query_gram = heads.scale**2 * torch.einsum("had,gbd->hgab", heads.query, heads.query)
-        self.sizes = heads.scale * spectral(self.output) * spectral(heads.query)
+        self.query = QueryPath(heads, self.output)
 
     def __call__(self, mu: Particles) -> Bound:
         """B1-S at mu."""
@@ -80,35 +78,9 @@ class BlockNorms:
         r"""Upper bounds on all $\|J_{ij}\|$."""
         value = values(reading)
         blocks = _Paths(self, reading, value).blocks()
-        query = self._query_frobenius(reading, value)
-        whole = weighted(reading, blocks + query.diag())
+        whole = weighted(reading, blocks)
         right = perron_vector(whole / whole.max().clamp(min=torch.finfo(whole.dtype).tiny))
-        for row in ((whole @ right) * right * query).topk(min(REFINED, reading.n)).indices:
-            sharper = schatten16(query_block(reading, value, self.output, int(row)))
-            query[row] = torch.minimum(query[row], sharper + self._query_rounding(reading, value)[row])
-        return blocks + query.diag()
-
-    def _query_frobenius(self, reading: Reading, value: Float[Tensor, "h n v"]) -> Float[Tensor, " n"]:
-        r"""$\|D_i\|_F$, $\|D_i\|_F^2 = \sum_{hg}\langle C_hQ_{hg}, W_{hg}C_g\rangle$, $C_h = \sum_j a^h_{ij}k_j^T$."""
-        p, k = reading.coupling, reading.k - reading.k.mean(-2, keepdim=True)
-        mean_value, mean_key = p @ value, p @ k
-        rows = max(1, ROW_ENTRIES // (p.shape[0] ** 2 * value.shape[-1] * k.shape[-1]))
-        outer = [(v[:, :, None] * key[:, None]).flatten(1) for v, key in zip(value, k, strict=True)]
-        found = []
-        for start in range(0, reading.n, rows):
-            part = slice(start, start + rows)
-            c = torch.stack([head[part] @ products for head, products in zip(p, outer, strict=True)], dim=1)
-            c = c.unflatten(-1, (value.shape[-1], k.shape[-1])) - torch.einsum("hrv,hrk->rhvk", mean_value[:, part], mean_key[:, part])
-            left = torch.einsum("rhvk,hgkl->rhgvl", c, self.query_gram)
-            right = torch.einsum("hgvw,rgwl->rhgvl", self.write_gram, c)
-            found.append((left * right).sum((1, 2, 3, 4)))
-        return torch.cat(found).clamp(min=0).sqrt() + self._query_rounding(reading, value)
-
-    def _query_rounding(self, reading: Reading, value: Float[Tensor, "h n v"]) -> Float[Tensor, " n"]:
-        r"""Rounding of $D_i$: of the sums that cancel in $C_h$, and of the square that its Frobenius norm is the root of."""
-        k = reading.k - reading.k.mean(-2, keepdim=True)
-        size = torch.linalg.vector_norm(value, dim=-1) * torch.linalg.vector_norm(k, dim=-1)
-        return 1e-7 * torch.einsum("h,hij,hj->i", self.sizes, reading.coupling, size)
+        return blocks + self.query.norms(reading, value, (whole @ right) * right).diag()
 
 
 def serves(attention: Softmax) -> bool:
@@ -160,7 +132,7 @@ class _Paths:
     def _cross(self, p: Float[Tensor, "r n h"], gram: Float[Tensor, "r n h h"], kappa: Float[Tensor, "r d h"]) -> Float[Tensor, "r n"]:
         r"""$\|M(p)Y_iX_{ij}^T\|_{S8}$ from $G_X$ and the Gram matrix of $M(p)Y_i$."""
         heads = self.reading.heads
-        moved = torch.einsum("gdv,gve,reh->rghd", self.layer.output, heads.value, kappa)
+        moved = torch.einsum("gdv,rgvh->rghd", self.layer.output, torch.einsum("gve,reh->rgvh", heads.value, kappa))
         flat = moved.flatten(1, 2)
         pairs, h = self.layer.mixtures.pairs, heads.count
         both = (flat @ flat.mT).unflatten(1, (h, h)).unflatten(-1, (h, h)).transpose(2, 3)  # r g g' h h'

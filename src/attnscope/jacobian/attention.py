@@ -1,4 +1,4 @@
-r"""The Jacobian of an attention layer: tiled analytic kernels for softmax and L2, `torch.func` for every other variant.
+r"""The Jacobian of an attention layer: tiled analytic kernels for softmax and L2, autograd for every other variant.
 
 The map is $X \mapsto (\Gamma_{\mu(X)}(x_i))_i$ with the weights and positions of mu fixed.
 """

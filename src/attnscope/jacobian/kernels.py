@@ -55,14 +55,13 @@ class SoftmaxKernel:
         places: Float[Tensor, "g n"] | None = None,
         triangular: bool = False,
         bias_moves: bool = False,
-        stored_bytes: int = STORED_BYTES,
     ) -> None:
         """`places` switch the causal mask on; `triangular` says that they are in order, so that row i reads keys up to i."""
         self.q, self.k, self.v, self.bias, self.scale = q, k, v, bias, scale
         self.position_bias, self.places, self.triangular, self.bias_moves = position_bias, places, triangular, bias_moves
         self.o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=v.dtype, device=v.device)
         entries = q.shape[0] * q.shape[1] * k.shape[1] // (2 if triangular else 1)
-        self.stored: list[Tensor] | None = [] if entries * q.element_size() <= stored_bytes else None
+        self.stored: list[Tensor] | None = [] if entries * q.element_size() <= STORED_BYTES else None
         self.normaliser = None if self.stored is not None else torch.empty_like(q[..., 0])
         for tile in self._tiles():
             scores = self._scores(tile)

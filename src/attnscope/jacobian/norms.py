@@ -1,7 +1,7 @@
 r"""The Jacobians of the norm layers that stand beside attention, token by token and in closed form.
 
-With $z$ the normalised token and $r$ its scale, LayerNorm has $J u = g \odot (u - \bar u - z\,\langle z, u\rangle/d)/r$, and RMSNorm the same
-without the mean.
+With $z$ the normalised token and $r$ its scale, LayerNorm has $J u = g \odot (u - \bar u - z\,\langle z, u\rangle/d)/r$; RMSNorm has the
+same without the mean.
 """
 
 from __future__ import annotations

@@ -138,37 +138,41 @@ class LinearOperator:
 def of_function(
     function: Callable[[Tensor], Tensor], x: Tensor, stack: int = 0, double: Callable[[Tensor], Tensor] | None = None
 ) -> LinearOperator:
-    """The Jacobian of `function` at x by `torch.func`; the first `stack` axes of x hold independent problems.
+    """The Jacobian of `function` at x; the first `stack` axes of x hold independent problems.
 
-    `double` is the same function on float64 tensors, for exact lower bounds of a function in lower precision.
+    The function's graph is kept: `rmv` is a backward pass and `mv` the derivative of that pass in its cotangent. `double` is the same
+    function on float64 tensors, for exact lower bounds of a function in lower precision.
     """
     check_tensor("x", x, "...")
-    with torch.no_grad():
-        value, again = function(x), function(x)
-    if not isinstance(value, Tensor):
-        raise TypeError(f"the function must return one tensor, got {type(value).__name__}. Wrap it to pick the tensor you mean.")
-    if not torch.equal(value, again):
-        raise ValueError("the function answers differently when called twice. Is dropout left on? Call model.eval() first.")
-    check_tensor("the function's value", value, "...")
-    check_same_kind("the function's value", value, "x", x)
-    check_shape("the function's value", value, (*x.shape[:stack], *value.shape[stack:]), "the stack of x first")
+    at = x.detach().requires_grad_()
+    with torch.enable_grad():
+        value = function(at)
+        if not isinstance(value, Tensor):
+            raise TypeError(f"the function must return one tensor, got {type(value).__name__}. Wrap it to pick the tensor you mean.")
+        if not torch.equal(value, function(at)):
+            raise ValueError("the function answers differently when called twice. Is dropout left on? Call model.eval() first.")
+        check_tensor("the function's value", value, "...")
+        check_same_kind("the function's value", value, "x", x)
+        check_shape("the function's value", value, (*x.shape[:stack], *value.shape[stack:]), "the stack of x first")
+        value = value + 0 * at.sum()  # a constant map has a Jacobian too
+        probe = torch.zeros_like(value).requires_grad_()
+        (pulled,) = torch.autograd.grad(value, at, probe, create_graph=True)
 
     def mv(u: Tensor) -> Tensor:
-        return torch.func.jvp(function, (x,), (u,))[1].detach()
+        return torch.autograd.grad(pulled, probe, u, retain_graph=True)[0]
 
-    pull = torch.func.vjp(function, x)[1]
     try:
         mv(torch.zeros_like(x))
     except (NotImplementedError, RuntimeError) as failure:
-        if "forward AD" in str(failure) or "scaled_dot_product" in str(failure):
-            raise ValueError(
-                "the function has no forward derivative: it calls a fused attention kernel. Load the model with "
-                'attn_implementation="eager", or write the attention with plain matrix products.'
-            ) from failure
-        raise
+        if "scaled_dot_product" not in str(failure):
+            raise
+        raise ValueError(
+            "the function has no forward derivative: it calls a fused attention kernel. Load the model with "
+            'attn_implementation="eager", or write the attention with plain matrix products.'
+        ) from failure
     return LinearOperator(
         mv=mv,
-        rmv=lambda v: pull(v)[0].detach(),
+        rmv=lambda v: torch.autograd.grad(value, at, v, retain_graph=True)[0],
         in_shape=tuple(x.shape[stack:]),
         out_shape=tuple(value.shape[stack:]),
         dtype=x.dtype,

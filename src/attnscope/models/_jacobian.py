@@ -17,7 +17,7 @@ from attnscope.models.generic import Generic
 def part_jacobian(model: Model, layer: int, part: Part, x: Float[Tensor, "*stack n d"], double: Model | None = None) -> LinearOperator:
     """The derivative of `model.function(layer, part)` at tokens x; leading axes are a stack of sequences.
 
-    Attention and norms are differentiated in closed form. Whole blocks and networks of unknown structure go through `torch.func`; `double`,
+    Attention and norms are differentiated in closed form. Whole blocks and networks of unknown structure go through autograd; `double`,
     the same model in float64, then serves the last product of a lower bound.
     """
     stack = x.ndim - 2

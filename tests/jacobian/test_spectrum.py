@@ -1,0 +1,224 @@
+"""Largest singular values: equal to dense SVD, brackets that hold as often as they say, independent of the stack."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_operator import CASES, some_heads, some_measure
+from torch import Tensor
+
+import attnscope as asc
+from attnscope.jacobian.bracket import log_polynomials, smallest_overlap
+from attnscope.jacobian.lanczos import starts
+from attnscope.jacobian.operator import LinearOperator
+
+
+def of_matrix(m: Tensor) -> LinearOperator:
+    """Matrices (*stack, rows, columns) as an operator."""
+    stack = m.ndim - 2
+
+    def restrict(index: Tensor) -> LinearOperator:
+        return of_matrix(m.flatten(0, stack - 1)[index])
+
+    return LinearOperator(
+        lambda u: (m @ u[..., None])[..., 0],
+        lambda u: (m.mT @ u[..., None])[..., 0],
+        (m.shape[-1],),
+        (m.shape[-2],),
+        m.dtype,
+        m.device,
+        tuple(m.shape[:stack]),
+        exact=None if m.dtype == torch.float64 else lambda: of_matrix(m.double()),
+        restrict=restrict if stack else None,
+    )
+
+
+@pytest.mark.parametrize(("variant", "causal"), CASES)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_equals_dense_svd(variant: type[asc.Attention], causal: bool, weighted: bool) -> None:
+    attention, mu = variant(some_heads(), causal=causal), some_measure(weighted=weighted)
+    op = asc.jacobian(attention, mu)
+    found = asc.spectral_norm(op, tol=1e-11)
+    truth = float(torch.linalg.svdvals(op.whitened().to_dense())[0])
+    assert found.lower == pytest.approx(truth, rel=1e-8)
+    assert found.lower <= truth * (1 + 1e-13)
+    assert found.converged
+    assert found.upper is None
+    metric = mu.weights[:, None] * mu.n
+    right, left = found.right / math.sqrt(mu.n), found.left / math.sqrt(mu.n)
+    if weighted:
+        assert float((metric * right**2).sum()) == pytest.approx(1)
+        torch.testing.assert_close(op.mv(found.right), found.lower * found.left, rtol=1e-6, atol=1e-6 * truth)
+        assert float((metric * left**2).sum()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (5, 1), (3, 8), (8, 3), (4, 4)])
+def test_all_shapes(shape: tuple[int, int], randn: Callable[..., Tensor]) -> None:
+    m = randn(*shape)
+    found = asc.spectral_norm(of_matrix(m), tol=1e-10, failure_probability=1e-3)
+    truth = float(torch.linalg.matrix_norm(m, 2))
+    assert found.lower == pytest.approx(truth, rel=1e-10)
+    assert found.lower <= truth * (1 + 1e-13) <= found.upper
+    assert found.upper == pytest.approx(truth, rel=1e-9)
+    assert (found.left.shape, found.right.shape) == ((shape[0],), (shape[1],))
+
+
+def test_zero_and_tiny_maps(randn: Callable[..., Tensor]) -> None:
+    zero = asc.spectral_norm(of_matrix(torch.zeros(3, 4, dtype=torch.float64)), failure_probability=1e-3)
+    assert (zero.lower, zero.upper, zero.converged) == (0.0, 0.0, True)
+    one = asc.spectral_norm(asc.jacobian(asc.Softmax(some_heads()), some_measure(n=1)), tol=1e-10)
+    assert one.lower == pytest.approx(float(torch.linalg.matrix_norm(some_heads().values.sum(0), 2)), rel=1e-9)
+    for size in (1e-150, 1e150):
+        m = randn(6, 6) * size
+        assert asc.spectral_norm(of_matrix(m), tol=1e-9).lower == pytest.approx(float(torch.linalg.matrix_norm(m, 2)), rel=1e-8)
+
+
+@given(seed=st.integers(0, 10**6), rank=st.integers(1, 12))
+def test_low_rank_is_found_in_as_many_steps(seed: int, rank: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    m = torch.randn(30, rank, generator=generator, dtype=torch.float64) @ torch.randn(rank, 30, generator=generator, dtype=torch.float64)
+    found = asc.spectral_norm(of_matrix(m), tol=1e-14, failure_probability=1e-6)
+    assert found.pairs <= rank + 1
+    assert found.lower == pytest.approx(float(torch.linalg.matrix_norm(m, 2)), rel=1e-11)
+
+
+def test_a_stack_equals_a_loop(randn: Callable[..., Tensor]) -> None:
+    m = randn(2, 5, 40, 30)
+    m[0, 0] *= torch.linspace(0, 1, 30, dtype=torch.float64) ** 8  # converges early: the others go on
+    together = asc.spectral_norm(of_matrix(m), tol=1e-9, failure_probability=1e-2)
+    for b, alone in enumerate(m.flatten(0, 1)):
+        found = asc.spectral_norm(of_matrix(alone[None]), tol=1e-9)
+        assert together.lower.flatten()[b] == pytest.approx(float(found.lower[0]), rel=1e-8)
+        truth = float(torch.linalg.matrix_norm(alone, 2))
+        assert together.lower.flatten()[b] <= truth * (1 + 1e-13) <= together.upper.flatten()[b]
+    assert together.pairs.shape == (2, 5)
+    assert together.right.shape == (2, 5, 30)
+    assert len(set(together.pairs.flatten().tolist())) > 1
+    first = starts(3, 7, of_matrix(m), seed=4)
+    torch.testing.assert_close(first[:2], starts(2, 7, of_matrix(m), seed=4))
+
+
+def spectrum(kind: str, size: int) -> Tensor:
+    uniform = torch.linspace(0, 1, size, dtype=torch.float64)
+    kinds = {
+        "gapless": uniform,
+        "isolated": torch.cat([0.1 * uniform[1:], torch.ones(1, dtype=torch.float64)]),
+        "double": torch.cat([0.9 * uniform[2:], torch.ones(2, dtype=torch.float64)]),
+        "decaying": torch.arange(1, size + 1, dtype=torch.float64) ** -0.5,
+    }
+    return kinds[kind]
+
+
+@pytest.mark.parametrize("kind", ["gapless", "isolated", "double", "decaying"])
+@pytest.mark.parametrize("pairs", [2, 5, 12])
+def test_the_bracket_holds_as_often_as_it_says(kind: str, pairs: int) -> None:
+    """100 problems each, 1200 in all, every one at failure probability 5 %: at most 5 % misses, up to four standard deviations."""
+    runs, size = 100, 60
+    values = spectrum(kind, size)
+    misses = caught = 0
+    for seed in range(runs):
+        found = asc.spectral_norm(of_matrix(torch.diag(values)), tol=1e-12, failure_probability=0.05, seed=seed, max_pairs=pairs)
+        assert found.lower <= values.max() * (1 + 1e-13)
+        misses += bool(not found.atypical and found.upper < values.max() * (1 - 1e-12))
+        caught += bool(found.atypical)
+    assert misses <= 0.05 * runs + 4 * math.sqrt(0.05 * 0.95 * runs)
+    if kind == "isolated":
+        assert misses + caught > 0  # the bound is sharp here: starts with a smaller overlap miss or are caught, so this test can fail
+
+
+def test_polynomials_are_those_of_lanczos(randn: Callable[..., Tensor]) -> None:
+    """log F_k against the recurrence written out plainly for the tridiagonal B^T B."""
+    m = randn(8, 8)
+    values = np.linalg.svd(m.numpy(), compute_uv=False)
+    alpha, beta = bidiagonal(m.numpy(), np.eye(8)[0], 5)
+    t = np.array([[values[0] ** 2 * 1.1, values[0] ** 2 * 2]])
+    b = np.diag(alpha) + np.diag(beta[:-1], 1)
+    tri = b.T @ b
+    for j in range(2):
+        p = [1.0]
+        before = 0.0
+        couplings = [*(tri[i, i + 1] for i in range(4)), alpha[-1] * beta[-1]]
+        for i in range(5):
+            last = couplings[i - 1] * before if i else 0.0
+            before, value = p[-1], ((t[0, j] - tri[i, i]) * p[-1] - last) / couplings[i]
+            p.append(value)
+        assert log_polynomials(alpha[None], beta[None], t)[0, j] == pytest.approx(np.log(np.sum(np.square(p))), rel=1e-10)
+
+
+def bidiagonal(m: np.ndarray, v: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """A plain Golub-Kahan recurrence."""
+    alpha, beta, u = [], [], np.zeros(len(m))
+    for _ in range(steps):
+        r = m @ v - (beta[-1] * u if beta else 0)
+        alpha.append(np.linalg.norm(r))
+        u = r / alpha[-1]
+        w = m.T @ u - alpha[-1] * v
+        beta.append(np.linalg.norm(w))
+        v = w / beta[-1]
+    return np.array(alpha), np.array(beta)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 50])
+def test_the_overlap_is_rarely_smaller(size: int) -> None:
+    failure = 0.1
+    draws = torch.randn(20000, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    overlap = (draws[:, 0] / draws.norm(dim=1)).abs()
+    rate = float((overlap < smallest_overlap(size, failure)).double().mean())
+    assert rate <= failure + 4 * math.sqrt(failure / 20000)
+    assert size == 1 or rate >= failure * 0.9
+
+
+def test_float32_never_overshoots() -> None:
+    for seed in range(12):
+        attention, mu = asc.Softmax(some_heads(d=12, h=3, k=4, v=4, seed=seed), causal=bool(seed % 2)), some_measure(n=20, d=12, seed=seed)
+        low = asc.jacobian(attention.to(torch.float32), mu.to(torch.float32))
+        found = asc.spectral_norm(low, tol=1e-6, failure_probability=1e-3)
+        assert low.exact is not None
+        truth = float(torch.linalg.svdvals(low.exact().whitened().to_dense())[0])
+        assert truth * (1 - 3e-6) <= found.lower <= truth * (1 + 1e-11)
+        assert found.upper >= truth
+
+
+def test_budget_and_bad_calls(randn: Callable[..., Tensor]) -> None:
+    op = of_matrix(torch.diag(torch.linspace(0, 1, 300, dtype=torch.float64)))
+    cut = asc.spectral_norm(op, tol=1e-12, failure_probability=1e-6, max_pairs=4)
+    assert not cut.converged
+    assert cut.pairs == 4
+    assert cut.lower < 1 < cut.upper
+    with pytest.raises(ValueError, match="strictly between 0 and 1"):
+        asc.spectral_norm(op, failure_probability=2.0)
+    with pytest.raises(ValueError, match="tol"):
+        asc.spectral_norm(op, tol=-1.0)
+    with pytest.raises(ValueError, match="problem"):
+        asc.spectral_norm(of_matrix(torch.full((3, 3), torch.inf, dtype=torch.float64)))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_not_an_operator(randn: Callable[..., Tensor]) -> None:
+    with pytest.raises(TypeError, match="LinearOperator"):
+        asc.spectral_norm(randn(3, 3))
+    with pytest.raises(ValueError, match="k must be"):
+        asc.singular_values(of_matrix(randn(3, 3)), k=4)
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_several_values_with_multiplicity(copies: int) -> None:
+    """Repeated tokens give exactly multiple singular values: one start vector alone would miss them."""
+    mu = some_measure(n=5, weighted=False)
+    op = asc.jacobian(asc.Softmax(some_heads()), asc.Particles(mu.x.repeat(copies, 1)))
+    truth = torch.linalg.svdvals(op.to_dense())[:6]
+    found = asc.singular_values(op, 6, tol=1e-9)
+    torch.testing.assert_close(found, truth, rtol=1e-6, atol=1e-8)
+    assert (found <= truth * (1 + 1e-12)).all()
+
+
+def test_several_values_of_a_stack_and_of_the_identity(randn: Callable[..., Tensor]) -> None:
+    m = randn(3, 6, 4)
+    torch.testing.assert_close(asc.singular_values(of_matrix(m), 2, tol=1e-10), torch.linalg.svdvals(m)[:, :2], rtol=1e-7, atol=0)
+    torch.testing.assert_close(asc.singular_values(of_matrix(torch.eye(5, dtype=torch.float64)), 5), torch.ones(5, dtype=torch.float64))

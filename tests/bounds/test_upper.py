@@ -174,9 +174,12 @@ def test_the_query_path_is_proved_closely_and_never_below(output: bool, randn) -
 def test_blocks_can_be_chosen(randn) -> None:
     attention, mu = single(randn(2, 2)), Particles(randn(3, 2))
     assert not any(bound.name.startswith("B1") for bound in smoothness(attention, mu, blocks=False))
-    other = BlockNorms(single(randn(2, 2)))
-    with pytest.raises(ValueError, match="built for other heads"):
-        smoothness(attention, mu, blocks=other)
+    one = attention.heads
+    twice = Softmax(Heads.from_matrices(one.query.expand(2, -1, -1).contiguous(), one.value.expand(2, -1, -1).contiguous()))
+    rescaled = Softmax(Heads(one.query, one.key, one.value, scale=2.0))
+    for other in (single(randn(2, 2)), twice, rescaled):
+        with pytest.raises(ValueError, match="built for other heads"):
+            smoothness(attention, mu, blocks=BlockNorms(other))
 
 
 @given(recipes(variants=(Softmax,)))

@@ -61,10 +61,11 @@ class BlockNorms:
     def check_fits(self, attention: object) -> None:
         """Refuse an attention whose matrices are not the ones that these constants were made of."""
         mine = self.attention.heads
-        fits = isinstance(attention, Softmax) and all(
-            torch.equal(outputs(attention.heads) if name == "output" else getattr(attention.heads, name), matrix)
-            for name, matrix in (("query", mine.query), ("value", mine.value), ("output", self.output))
-            if matrix.shape[0] == attention.heads.count
+        fits = isinstance(attention, Softmax) and (
+            attention.heads.scale == mine.scale
+            and torch.equal(attention.heads.query, mine.query)
+            and torch.equal(attention.heads.value, mine.value)
+            and torch.equal(outputs(attention.heads), self.output)
         )
         if not fits:
             raise ValueError("blocks was built for other heads than these. Build it with BlockNorms(attention, examples).")

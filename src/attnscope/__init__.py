@@ -1,5 +1,6 @@
 """attnscope: the regularity and dynamics of attention, as a map between probability measures."""
 
+from attnscope import bounds
 from attnscope.attention import Affine, Attention, Heads, NoClosedForm, variants
 from attnscope.attention.exponential import Exponential
 from attnscope.attention.l2 import L2
@@ -10,11 +11,16 @@ from attnscope.attention.softmax import Softmax
 from attnscope.flows import Ellipsoid, Sphere, Trajectory, flow, residual
 from attnscope.jacobian import LinearOperator, SpectralNorm, jacobian, singular_values, spectral_norm
 from attnscope.measures import Gaussian, Particles
+from attnscope.models import Model, ModelNotice, load
 from attnscope.transport import bures, conditional_wasserstein, wasserstein
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "bounds",
+    "load",
+    "ModelNotice",
+    "Model",
     "L2",
     "Affine",
     "Attention",

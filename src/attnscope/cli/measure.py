@@ -152,7 +152,7 @@ def _show(console: Console, plan: Plan, rows: list[Row], found: dict[int, Bounds
     table = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
-        title=f"{plan.model.name}: local Lipschitz constant of {plan.part}, {plan.samples} sequences per length",
+        title=f"{Path(plan.model.name).name}: local Lipschitz constant of {plan.part}, {plan.samples} sequences per length",
     )
     for name in ("layer", f"sigma, n={summaries[0].n}", "exponent in n", "R", "proved bound", "open"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -62,7 +62,7 @@ def _panels(figure: Any, rows: Sequence[Row], draw: Callable[[Any, Sequence[Row]
         panel.set_visible(False)
     if draw is not _radius_against_length:
         figure.colorbar(dots, ax=axes, label="tokens n" if draw is _against_radius else "radius R (RMS token norm)", shrink=0.8)
-    figure.suptitle(f"{rows[0].model}, part: {rows[0].part}", fontsize=11)
+    figure.suptitle(f"{Path(rows[0].model).name}, part: {rows[0].part}", fontsize=11)
     figure.supxlabel("radius R (RMS token norm)" if draw is _against_radius else "tokens n", fontsize=10)
     figure.supylabel("radius R (RMS token norm)" if draw is _radius_against_length else "local Lipschitz constant", fontsize=10)
 
@@ -105,7 +105,7 @@ def _heat_map(figure: Any, rows: Sequence[Row]) -> None:
     panel.set_yticks(range(len(heads)), heads)
     panel.set_xlabel("layer")
     panel.set_ylabel("head")
-    panel.set_title(f"{rows[0].model}: constant of each head, n = {longest}", fontsize=10)
+    panel.set_title(f"{Path(rows[0].model).name}: constant of each head, n = {longest}", fontsize=10)
     for (i, j), value in np.ndenumerate(table):
         dark = value < np.nanmin(table) + 0.6 * (np.nanmax(table) - np.nanmin(table))
         panel.text(j, i, f"{value:.2g}", ha="center", va="center", fontsize=7, color="white" if dark else "black")

@@ -2,10 +2,10 @@ r"""The growth of a constant with the length: $\sigma \approx C\,n^p$, with a bo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 RESAMPLES = 1000
 
@@ -20,7 +20,7 @@ class Fit:
     high: float
 
 
-def growth(lengths: Sequence[float], values: Sequence[float], seed: int = 0) -> Fit | None:
+def growth(lengths: ArrayLike, values: ArrayLike, seed: int = 0) -> Fit | None:
     """The fit over all points with a positive value; None with fewer than three distinct lengths."""
     n, sigma = np.asarray(lengths, dtype=float), np.asarray(values, dtype=float)
     good = (sigma > 0) & (n > 0)

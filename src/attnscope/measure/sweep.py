@@ -19,6 +19,7 @@ from attnscope.jacobian import LinearOperator, jacobian, spectral_norm
 from attnscope.measures import Particles
 from attnscope.models import Model, Part
 from attnscope.models._jacobian import part_jacobian
+from attnscope.validation import check_positive
 
 HeadChoice = Sequence[int] | str
 
@@ -61,6 +62,9 @@ class Plan:
     double: Model | None = field(default=None)
 
     def __post_init__(self) -> None:
+        check_positive("tol", self.tol)
+        if self.failure_probability is not None and not 0 < self.failure_probability < 1:
+            raise ValueError(f"the failure probability must lie strictly between 0 and 1, got {self.failure_probability}. Try 1e-6.")
         if not self.layers or not self.lengths:
             raise ValueError("there must be at least one layer and one length to measure.")
         wrong = [layer for layer in self.layers if not 0 <= layer < self.model.layers]

@@ -26,7 +26,7 @@ test: $(READY)
 	$(BIN)/pytest
 
 demo: $(READY)
-	$(BIN)/attnscope measure minilm --lengths 8:128:24 --samples 4 --out demo
+	$(BIN)/attnscope measure minilm --lengths 8:129:24 --samples 4 --certify 1e-6 --out demo --overwrite
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -39,6 +39,11 @@ def test_the_readme_example_runs() -> None:
     assert 0 < float(names["moved"]) < float("inf")  # type: ignore[arg-type]
 
 
+def test_the_readme_measures_a_model() -> None:
+    (example,) = blocks("README.md", "How smooth is a model?")
+    exec(compile(example, "README.md", "exec"), {})
+
+
 def test_everything_on_the_map_exists() -> None:
     places = re.findall(r"^\| `([^`]+)` \|", between("README.md", "map"), re.MULTILINE)
     assert len(places) > 5

@@ -1,0 +1,181 @@
+"""The main job against the baselines: products, constants, the papers' figure, memory, brackets and proved bounds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope import Particles, Softmax, jacobian, load, spectral_norm
+from attnscope.bounds import BlockNorms
+from attnscope.data.texts import text, windows
+from attnscope.jacobian import LinearOperator
+from attnscope.jacobian.norms import of_norm
+from attnscope.measure import Plan, sweep
+from attnscope.models import Model
+from benchmarks.baselines import eager, p2, p2b, power_method, with_norm
+from benchmarks.timing import peak_memory_of, seconds
+
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A layer at an input, for us and for the baselines: the same map, with a plain LayerNorm in front or without."""
+
+    name: str
+    attention: Softmax
+    x: Tensor
+    normed: bool
+
+    def function(self) -> Callable[[Tensor], Tensor]:
+        attention = eager(self.attention)
+        return with_norm(attention) if self.normed else attention
+
+    def operator(self, dtype: torch.dtype = torch.float32) -> LinearOperator:
+        attention, x = self.attention.to(dtype), self.x.to(dtype)
+        if not self.normed:
+            return jacobian(attention, Particles(x))
+        y = torch.nn.functional.layer_norm(x, x.shape[-1:])
+        return jacobian(attention, Particles(y)) @ of_norm(x, torch.ones_like(x[0]), 1e-5, centred=True)
+
+    def truth(self) -> float:
+        return float(spectral_norm(self.operator(torch.float64), tol=1e-11).lower)
+
+
+def main() -> dict[str, Any]:
+    """Every bar of the smoothness part: each entry says what was compared, the ratio, and what must be reached."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    models = {name: load(name) for name in ("gpt2-random", "bert-random", "minilm")}
+    spectral_norm(jacobian(torch.tanh, torch.ones(3)))  # first use loads what later uses find loaded
+    long = _case(models["gpt2-random"], 6, 1024, "gpt2-random layer 6, n = 1024, causal", normed=True)
+    short = [
+        _case(models["gpt2-random"], 6, 256, "gpt2-random layer 6, n = 256, causal", normed=True),
+        _case(models["bert-random"], 6, 256, "bert-random layer 6, n = 256", normed=False),
+        _case(models["minilm"], 3, 256, "minilm layer 3, n = 256", normed=False),
+    ]
+    found: dict[str, Any] = {}
+    found |= _pairs(long)
+    for case in short:
+        found |= _constant(case, repeats=3)
+    found |= _constant(long, repeats=1)
+    found |= _figure(models["gpt2-random"])
+    found |= _brackets([*short, long], models["minilm"])
+    found |= _proved(models["minilm"])
+    found |= _peak_memory()
+    return found
+
+
+def _case(model: Model, layer: int, n: int, name: str, normed: bool) -> Case:
+    ids = model.encode(text("python-docs")[:60_000])[:n]
+    return Case(name, model.attention(layer), model.tokens(ids, layer, "norm+attention" if normed else "attention"), normed)
+
+
+def _pairs(case: Case) -> dict[str, Any]:
+    op, u = case.operator(), torch.randn(case.x.shape, generator=torch.Generator().manual_seed(0))
+    slow, kept = p2(case.function(), case.x), p2b(case.function(), case.x)
+    ours, first, second = seconds(*((lambda f=f, g=g: (f(u), g(u))) for f, g in ((op.mv, op.rmv), slow, kept)), repeats=5)
+    return {
+        f"pair vs P2, {case.name}": {"ratio": first / ours, "must": 4.0, "stretch": 5.5},
+        f"pair vs P2b, {case.name}": {"ratio": second / ours, "must": 2.2, "stretch": 3.0},
+    }
+
+
+def _constant(case: Case, repeats: int) -> dict[str, Any]:
+    """sigma to 1e-6. The power method is stopped by the truth, the kindest rule there is; ours by its own residual."""
+    truth = case.truth()
+    results: list[Any] = []
+
+    def ours() -> None:
+        results.append(spectral_norm(case.operator(), tol=TOLERANCE))
+
+    def theirs() -> None:
+        results.append(power_method(p2(case.function(), case.x), tuple(case.x.shape), case.x.dtype, truth, TOLERANCE))
+
+    fast, slow = seconds(ours, theirs, repeats=repeats)
+    mine, power = results[-2], results[-1]
+    must, stretch = (30.0, 45.0) if len(case.x) == 1024 else (12.0, 18.0)
+    return {
+        f"sigma to 1e-6 vs P2, {case.name}": {
+            "ratio": slow / fast,
+            "must": must,
+            "stretch": stretch,
+            "pairs": mine.pairs,
+            "pairs of P2": power[1],
+            "lower / truth - 1": mine.lower / truth - 1,
+        }
+    }
+
+
+def _figure(model: Model) -> dict[str, Any]:
+    """49 lengths x 10 sequences of one layer; P2 is timed on one sequence of every eighth length and scaled to all 490."""
+    ids = model.encode(text("python-docs")[:60_000])
+    lengths = range(2, 100, 2)
+    plan = Plan(model, ids, [6], list(lengths), samples=10, heads="none", tol=TOLERANCE)
+    fast, *_ = seconds(lambda: list(sweep(plan)), repeats=3)
+    attention, slow, timed = eager(model.attention(6)), 0.0, lengths[::8]
+    for n in timed:
+        x = model.tokens(windows(ids, n, 1)[0], 6)
+        truth = float(spectral_norm(jacobian(model.attention(6).to(torch.float64), Particles(x.double())), tol=1e-11).lower)
+        slow += seconds(lambda x=x, truth=truth: power_method(p2(attention, x), tuple(x.shape), x.dtype, truth, TOLERANCE), repeats=3)[0]
+    ratio = slow / len(timed) * 490 / fast
+    return {"the papers' figure to 1e-6 vs P2, gpt2-random layer 6": {"ratio": ratio, "must": 20.0, "stretch": 40.0}}
+
+
+def _brackets(cases: list[Case], minilm: Model) -> dict[str, Any]:
+    synthetic = [spectral_norm(case.operator(), tol=1e-3, failure_probability=1e-6).pairs for case in cases if "minilm" not in case.name]
+    real = [spectral_norm(jacobian(attention, mu), tol=1e-3, failure_probability=1e-6).pairs for attention, mu in _layers(minilm, 128, 0)]
+    return {
+        "pairs to a 1e-3 bracket at failure 1e-6, random layers": {"at most": 45, "stretch": 35, "value": max(synthetic), "all": synthetic},
+        "pairs to a 1e-3 bracket at failure 1e-6, minilm layers": {"at most": 25, "stretch": 20, "value": max(real), "all": real},
+    }
+
+
+def _layers(model: Model, n: int, sequence: int) -> Iterator[tuple[Softmax, Particles]]:
+    ids = windows(model.encode(text("python-docs")[:60_000]), n, sequence + 1)[sequence]
+    for layer in range(model.layers):
+        yield model.attention(layer), Particles(model.tokens(ids, layer))
+
+
+def _proved(model: Model) -> dict[str, Any]:
+    """B1-S on minilm, n = 128, at two sequences; its dictionary of head mixtures comes from two others."""
+    ratios, costs = [], []
+    for sequence in (0, 5):
+        examples = [list(_layers(model, 128, other)) for other in (8, 9)]
+        for layer, (attention, mu) in enumerate(_layers(model, 128, sequence)):
+            blocks = BlockNorms(attention, [example[layer][1] for example in examples])
+            double = jacobian(attention.to(torch.float64), mu.to(torch.float64))
+            sigma = spectral_norm(double, tol=1e-6)
+            cost, one = seconds(lambda b=blocks, mu=mu: b(mu), lambda op=double: spectral_norm(op, tol=1e-6), repeats=3)
+            ratios.append(blocks(mu).value / float(sigma.lower))
+            costs.append(cost / one)
+    return {
+        "B1-S / sigma, minilm, n = 128": {"at most": 4.0, "stretch": 3.0, "value": max(ratios), "all": ratios},
+        "cost of B1-S in float64 sigma evaluations": {"at most": 12.0, "stretch": 10.0, "value": max(costs), "all": costs},
+    }
+
+
+def _peak_memory() -> dict[str, Any]:
+    """One pair at n = 16,384, d = 768, 12 heads, float32, causal, above what the process took before it."""
+    program = """
+import torch
+from attnscope import Heads, Particles, Softmax, jacobian
+from benchmarks.timing import peak_so_far
+torch.set_num_threads(1)
+g = torch.Generator().manual_seed(0)
+q, k, v = (0.02 * torch.randn(12, 64, 768, generator=g) for _ in range(3))
+attention = Softmax(Heads(q, k, v, 0.02 * torch.randn(12, 768, 64, generator=g)), causal=True)
+jacobian(attention, Particles(torch.randn(8, 768, generator=g))).rmv(torch.ones(8, 768))
+before = peak_so_far()
+x = torch.randn(16384, 768, generator=g)
+op = jacobian(attention, Particles(x))
+op.rmv(op.mv(x))
+print((peak_so_far() - before) / (x.numel() * 4))
+"""
+    _, printed = peak_memory_of(program)
+    return {"peak memory of a pair, n = 16,384, in sizes of X": {"at most": 16.0, "stretch": 10.0, "value": float(printed)}}

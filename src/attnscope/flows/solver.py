@@ -19,6 +19,8 @@ from attnscope.flows.trajectory import Outcome
 METHODS = ("DOP853", "RK45", "RK23", "Radau", "BDF", "LSODA")
 FINEST = 1e-13
 """The smallest relative tolerance that the solvers accept."""
+LARGEST = 1e150
+"""A state beyond this cannot be squared."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Run:
                         kind = getattr(scipy.integrate, self.method)
                         solver = kind(velocity, self.t, start, segment.stop, rtol=self.rtol, atol=self.atol)
                     problem = solver.step()
-                    if solver.status == "failed" or not np.isfinite(solver.y).all():
+                    if solver.status == "failed" or not np.abs(solver.y).max() < LARGEST:
                         return self._give_up(problem or "the state left the range of floating-point numbers")
                     self._accept(solver)
             except (ArithmeticError, RuntimeError, RuntimeWarning, ValueError) as problem:
@@ -126,10 +128,13 @@ class Run:
         self.active = np.setdiff1d(self.active, members)
 
     def _give_up(self, problem: str) -> None:
-        """The solver cannot go on: those about to blow up have done so, the others failed here."""
+        """The solver cannot go on: those about to blow up have done so; else the largest member failed here, and the others go on."""
         close = self.blow_up.reached(self.active, self.t, close=1e-3)
         for member in self.active[close]:
             self._end(np.array([member]), "blew up", "its size grows like a pole at this time", float(self.blow_up.time[member]))
-        if not close.any():
-            reason = f"could not be integrated past t = {self.t:.6g}: {problem.rstrip('.')}. Try another method, or looser tolerances."
-            self._end(self.active, "failed", reason, self.t)
+        if close.any():
+            return
+        largest = self.active[np.argmax(self.motion.size(self.y[self.active]))]
+        blamed = self.active if self.steps_left == 0 else np.array([largest])
+        reason = f"could not be integrated past t = {self.t:.6g}: {problem.rstrip('.')}. Try another method, or looser tolerances."
+        self._end(blamed, "failed", reason, self.t)

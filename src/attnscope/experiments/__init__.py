@@ -1,0 +1,1 @@
+"""The papers' figures: one file is one figure, with `run` (the numbers) and `draw` (the picture)."""

@@ -1,0 +1,45 @@
+"""The Jacobian of every part of every family: its largest singular value is that of the dense Jacobian of the network's own modules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from networks import KINDS, build, inputs, loaded
+from torch import nn
+
+from attnscope import spectral_norm
+from attnscope.models import PARTS, Part
+from attnscope.models._jacobian import part_jacobian
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", KINDS)
+def test_the_constant_of_every_part_is_that_of_the_dense_jacobian(name: str, part: Part) -> None:
+    model = loaded(build(name))
+    x = model.tokens(inputs(name, count=2), 1, part)
+    found = spectral_norm(part_jacobian(model, 1, part, x), tol=1e-11)
+    for b in range(2):
+        dense = torch.func.jacrev(model.function(1, part))(x[b]).detach().reshape(x[b].numel(), x[b].numel())
+        truth = float(torch.linalg.svdvals(dense)[0])
+        assert float(found.lower[b]) == pytest.approx(truth, rel=1e-5 if KINDS[name].float32_inside else 1e-8)
+
+
+def test_a_float32_block_gets_its_lower_bound_from_the_float64_model() -> None:
+    module = build("gpt2")
+    low, exact = loaded(module, torch.float32), loaded(module, torch.float64)
+    x = low.tokens(inputs("gpt2", count=2), 1, "block")
+    found = spectral_norm(part_jacobian(low, 1, "block", x, double=exact), tol=1e-6)
+    truth = spectral_norm(part_jacobian(exact, 1, "block", x.double()), tol=1e-11)
+    ratio = torch.as_tensor(found.lower) / torch.as_tensor(truth.lower)
+    assert (ratio <= 1 + 1e-10).all()
+    assert (ratio >= 1 - 1e-5).all()
+
+
+def test_networks_of_unknown_structure_go_through_autograd() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dtype=torch.float64).eval()
+    model = loaded(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval())
+    x = torch.randn(2, 4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = model.tokens(x, 0, "block")
+    op = part_jacobian(model, 0, "block", x)
+    dense = torch.func.jacrev(model.function(0, "block"))(x[1]).detach().reshape(32, 32)
+    torch.testing.assert_close(op.to_dense()[1], dense)

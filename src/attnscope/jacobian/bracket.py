@@ -26,12 +26,15 @@ def smallest_overlap(size: int, failure_probability: float) -> float:
 
 
 def log_polynomials(
-    alpha: Float64[np.ndarray, "b k"], beta: Float64[np.ndarray, "b k"], t: Float64[np.ndarray, "b m"]
+    alpha: Float64[np.ndarray, "b k"], beta: Float64[np.ndarray, "b k"], t: Float64[np.ndarray, "b m"], noise: float
 ) -> Float64[np.ndarray, "b m"]:
-    r"""$\log F_k(t)$ by the three-term recurrence, rescaled against overflow; t above the largest Ritz value squared."""
+    r"""$\log F_k(t)$ by the three-term recurrence, rescaled against overflow; t above the largest Ritz value squared.
+
+    Couplings below `noise` times the largest diagonal entry could be rounding and count as that much, which only lowers F.
+    """
     diagonal = alpha**2
     diagonal[:, 1:] += beta[:, :-1] ** 2
-    coupling = np.maximum(alpha * beta, np.finfo(float).eps * diagonal.max(axis=1, keepdims=True))
+    coupling = np.maximum(alpha * beta, noise * diagonal.max(axis=1, keepdims=True))
     before, here, total, shift = np.zeros_like(t), np.ones_like(t), np.ones_like(t), np.zeros_like(t)
     for j in range(alpha.shape[1]):
         previous = coupling[:, j - 1, None] if j else 0.0
@@ -43,11 +46,11 @@ def log_polynomials(
 
 
 def reaches(
-    alpha: Float64[np.ndarray, "b k"], beta: Float64[np.ndarray, "b k"], value: Float64[np.ndarray, " b"], delta: float
+    alpha: Float64[np.ndarray, "b k"], beta: Float64[np.ndarray, "b k"], value: Float64[np.ndarray, " b"], delta: float, noise: float
 ) -> Bool[np.ndarray, " b"]:
     r"""Whether the bound is already below `value`: $F_k(\mathrm{value}^2) \ge \delta^{-2}$."""
     unit = np.maximum(value, 1e-300)[:, None]
-    return log_polynomials(alpha / unit, beta / unit, np.ones_like(unit))[:, 0] >= -2 * math.log(delta)
+    return log_polynomials(alpha / unit, beta / unit, np.ones_like(unit), noise)[:, 0] >= -2 * math.log(delta)
 
 
 def upper_bound(
@@ -56,6 +59,7 @@ def upper_bound(
     top: Float64[np.ndarray, " b"],
     delta: float,
     slack: float,
+    noise: float,
 ) -> Float64[np.ndarray, " b"]:
     """The bound itself, above the largest Ritz values `top`."""
     unit = np.maximum(top, 1e-300)[:, None]
@@ -64,7 +68,7 @@ def upper_bound(
     width = np.full_like(unit, 4e-16)
     goal = -2 * math.log(delta)
     while True:
-        short = log_polynomials(alpha, beta, low + width) < goal
+        short = log_polynomials(alpha, beta, low + width, noise) < goal
         if not short.any():
             break
         width = np.where(short, 4 * width, width)
@@ -72,7 +76,7 @@ def upper_bound(
     grid = np.linspace(0, 1, 17)
     for _ in range(14):
         t = low + grid * (high - low)
-        above = log_polynomials(alpha, beta, t) >= goal
+        above = log_polynomials(alpha, beta, t, noise) >= goal
         above[:, -1] = True
         first = above.argmax(axis=1)[:, None]
         low, high = np.take_along_axis(t, np.maximum(first - 1, 0), 1), np.take_along_axis(t, first, 1)

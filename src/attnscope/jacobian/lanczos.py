@@ -29,7 +29,7 @@ class Process:
     steps: Int[np.ndarray, " b"]
     """Columns of V that the Ritz vectors use: one more than rows of B where the left side broke down."""
     finished: Bool[np.ndarray, " b"]
-    """An invariant subspace was reached: the Ritz values are singular values."""
+    """An invariant subspace was reached up to rounding: no further step means anything."""
 
     def matrices(self) -> Float64[np.ndarray, "b k k"]:
         """The bidiagonals, with zeros beyond the steps of each problem."""
@@ -41,7 +41,7 @@ class Process:
         return made
 
     def last_beta(self) -> Float64[np.ndarray, " b"]:
-        return np.where(self.finished, 0.0, self.beta[np.arange(len(self.beta)), self.steps - 1])
+        return self.beta[np.arange(len(self.beta)), self.steps - 1]
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Lanczos:
 
     def __post_init__(self) -> None:
         problems = len(self.start)
-        self.rounding = 8 * torch.finfo(self.op.dtype).eps / 2 * math.sqrt(self.start.shape[1])
+        self.rounding = noise(self.op.dtype)
         self.process = Process(
             np.zeros((problems, 0)), np.zeros((problems, 0)), np.zeros(problems, dtype=int), np.zeros(problems, dtype=bool)
         )
@@ -131,7 +131,7 @@ class Lanczos:
         if process.alpha.shape[1]:
             r.addcmul_(self._column(process.beta[:, -1]), self.u, value=-1)
         alpha = self._norms(r)
-        stuck = active & (alpha <= self.rounding * self.scale)
+        stuck = active & (alpha <= self.rounding * math.sqrt(self.start.shape[1]) * self.scale)
         self.u = self._divided(r, alpha, active & ~stuck)
         w = self.op.rmv(self.u.reshape(-1, *self.op.out_shape)).reshape(len(self.v), -1)
         w.addcmul_(self._column(alpha), self.v, value=-1)
@@ -139,7 +139,8 @@ class Lanczos:
         beta = self._norms(self.basis.remove_from(w))
         if (beta < before / 2).any():
             beta = self._norms(self.basis.remove_from(w))
-        alpha, beta = np.where(active & ~stuck, alpha, 0.0), np.where(active & ~stuck, beta, 0.0)
+        beta = np.where(stuck, self.scale, beta)  # not known, at most this
+        alpha, beta = np.where(active, alpha, 0.0), np.where(active, beta, 0.0)
         process.alpha = np.concatenate([process.alpha, alpha[:, None]], axis=1)
         process.beta = np.concatenate([process.beta, beta[:, None]], axis=1)
         process.steps = process.steps + active
@@ -184,6 +185,11 @@ class Lanczos:
         """Unit vectors where `where` holds, zero elsewhere."""
         inverse = np.where(where, 1 / np.where(norms > 0, norms, 1.0), 0.0)
         return vectors * self._column(inverse)
+
+
+def noise(dtype: torch.dtype) -> float:
+    """What a vanished remainder measures, relative to the map: a smaller coupling cannot be told from rounding."""
+    return 4 * torch.finfo(dtype).eps
 
 
 def starts(problems: int, size: int, op: LinearOperator, seed: int, attempt: int = 0, first: int = 0) -> Float[Tensor, "b N"]:

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnscope.jacobian.bracket import SLACK, reaches, smallest_overlap, upper_bound
-from attnscope.jacobian.lanczos import Lanczos, Process, Ritz, starts
+from attnscope.jacobian.lanczos import Lanczos, Ritz, noise, starts
 from attnscope.jacobian.operator import LinearOperator
 from attnscope.validation import check_positive, described
 
@@ -50,7 +50,8 @@ def spectral_norm(
     r"""$\sigma_{\max} = \|J\|_2$ in the metric of the map, by Golub-Kahan-Lanczos from a random start.
 
     Without `failure_probability` it stops when the estimated relative error is below `tol`; with it, when the bracket is that narrow
-    (never narrower than the rounding of the map's precision). What `max_pairs` cuts short reports `converged=False` and its bracket.
+    (never narrower than the rounding of the map's precision). What `max_pairs` or rounding cuts short reports `converged=False` and its
+    bracket.
     """
     check_call(op, tol, failure_probability, max_pairs)
     weights, stack = op.weights, op.stack
@@ -112,8 +113,8 @@ def _run(op: LinearOperator, tol: float, failure_probability: float | None, seed
         if pair > EVERY_STEP_UNTIL and pair % 2 and pair < max_pairs and not lanczos.process.finished.any():
             continue
         ritz = Ritz.of(lanczos.process)
-        done = _done(lanczos.process, ritz, tol, delta, width / (1 + slack), min(3, size)) & lanczos.active
-        stop = lanczos.active if pair == max_pairs else done
+        done = _done(lanczos, ritz, tol, delta, width / (1 + slack)) & lanczos.active
+        stop = lanczos.active if pair == max_pairs else done | (lanczos.process.finished & lanczos.active)
         if stop.any():
             _record(found, lanczos, ritz, number, stop, done, delta, slack)
             lanczos.freeze(stop)
@@ -122,7 +123,7 @@ def _run(op: LinearOperator, tol: float, failure_probability: float | None, seed
         if op.restrict is not None and 2 * lanczos.active.sum() <= len(number):
             keep = np.flatnonzero(lanczos.active)
             lanczos, number = lanczos.restricted(keep), number[keep]
-    _finish(found, op, slack)
+    _finish(found, op)
     return found
 
 
@@ -139,14 +140,20 @@ def _first_step(op: LinearOperator, seed: int) -> Lanczos:
     return lanczos
 
 
-def _done(process: Process, ritz: Ritz, tol: float, delta: float | None, width: float, least: int) -> Bool[np.ndarray, " b"]:
-    """Which problems need no further step."""
-    close = (ritz.errors[:, 0] <= tol) & (process.alpha.shape[1] >= least)
-    asked = np.flatnonzero(close & ~process.finished)
+def _done(lanczos: Lanczos, ritz: Ritz, tol: float, delta: float | None, width: float) -> Bool[np.ndarray, " b"]:
+    """Which problems have reached the tolerance."""
+    process = lanczos.process
+    close = (ritz.errors[:, 0] <= tol) & ((process.alpha.shape[1] >= 3) | process.finished)
+    asked = np.flatnonzero(close & ~_closed(lanczos, ritz))
     if delta is not None and len(asked):
-        narrow = reaches(process.alpha[asked], process.beta[asked], ritz.values[asked, 0] * (1 + width), delta)
+        narrow = reaches(process.alpha[asked], process.beta[asked], ritz.values[asked, 0] * (1 + width), delta, noise(lanczos.op.dtype))
         close[asked] = narrow | (np.abs(ritz.right[asked, 0, 0]) < delta)
-    return close | process.finished
+    return close
+
+
+def _closed(lanczos: Lanczos, ritz: Ritz) -> Bool[np.ndarray, " b"]:
+    """Where the Ritz value is the norm itself: the basis fills the space, or the map is zero."""
+    return (lanczos.process.steps >= lanczos.op.shape[1]) | (ritz.values[:, 0] == 0)
 
 
 def _record(
@@ -172,12 +179,13 @@ def _record(
         process, overlap = lanczos.process, np.abs(ritz.right[:, 0, 0])
         found.atypical[which] = (overlap < delta)[stop] & (top[stop] > 0)
         found.upper[which] = np.where(found.atypical[which], np.nan, top[stop] * (1 + slack))
-        open_ = stop & ~process.finished & (overlap >= delta)
-        found.upper[number[open_]] = upper_bound(process.alpha[open_], process.beta[open_], top[open_], delta, slack)
+        open_ = stop & ~_closed(lanczos, ritz) & (overlap >= delta)
+        alpha, beta = process.alpha[open_], process.beta[open_]
+        found.upper[number[open_]] = upper_bound(alpha, beta, top[open_], delta, slack, noise(lanczos.op.dtype))
 
 
-def _finish(found: _Found, op: LinearOperator, slack: float) -> None:
-    """One float64 product at each Ritz vector makes the lower bound one."""
+def _finish(found: _Found, op: LinearOperator) -> None:
+    """One float64 product at each Ritz vector makes the lower bound one; an upper bound below it is withdrawn."""
     exact = op if op.dtype == torch.float64 or op.exact is None else op.exact()
     right = found.right.to(exact.dtype)
     left = exact.mv(right.reshape(-1, *exact.in_shape)).reshape(len(right), -1).to(torch.float64)
@@ -186,7 +194,8 @@ def _finish(found: _Found, op: LinearOperator, slack: float) -> None:
     rounding = SLACK[str(exact.dtype).removeprefix("torch.")]
     found.lower = ((norms / length) * (1 - rounding)).cpu().numpy()
     if found.upper is not None:
-        found.upper = np.where(np.isnan(found.upper), np.nan, np.maximum(found.upper, found.lower))
+        found.atypical |= found.lower > found.upper
+        found.upper[found.atypical] = np.nan
     found.left = left / norms.clamp(min=1e-300)[:, None]
     found.right = right.to(torch.float64) / length[:, None]
 
@@ -195,6 +204,7 @@ def check_call(op: object, tol: float, failure_probability: float | None, max_pa
     if not isinstance(op, LinearOperator):
         raise TypeError(f"spectral_norm needs a LinearOperator, got {described(op)}. Build one with jacobian(attention, mu).")
     check_positive("tol", tol)
-    check_positive("max_pairs", max_pairs)
+    if isinstance(max_pairs, bool) or not isinstance(max_pairs, int) or max_pairs < 1:
+        raise ValueError(f"max_pairs must be a whole number of at least 1, got {described(max_pairs)}.")
     if failure_probability is not None and not 0 < failure_probability < 1:
         raise ValueError(f"failure_probability must lie strictly between 0 and 1, got {failure_probability}. 1e-6 is a usual choice.")

@@ -1,4 +1,4 @@
-"""The still picture and the animation of a flow. High dimensions are seen along the two principal axes of the last state."""
+"""The still picture and the animation of a flow. High dimensions are seen along the two principal axes of all states together."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from matplotlib import colormaps
 from matplotlib.animation import FuncAnimation, PillowWriter
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.flows import Trajectory
@@ -21,6 +22,8 @@ from attnscope.measures import Gaussian, Particles
 BLUE, RED, GREY = "#2166ac", "#b2182b", "#9aa0a6"
 MOST_PATHS = 300
 SHOWN_ELLIPSES = 7
+STILL_GROWTH = 6
+"""The still picture of a blow-up shows it until it is this many times as large as it was."""
 
 
 def still(got: Trajectory[Any]) -> bytes:
@@ -29,14 +32,16 @@ def still(got: Trajectory[Any]) -> bytes:
     FigureCanvasAgg(figure)
     ax = figure.add_subplot()
     points = _seen(got)
-    times = got.times.numpy()
+    reach = np.abs(points).max(axis=(1, 2))
+    points = points[: max(2, int((reach <= STILL_GROWTH * reach[0]).sum()))] if got.status == "blew up" else points
+    times = got.times.numpy()[: len(points)]
     if isinstance(got.final, Particles) and got.final.dim == 1:
         ax.plot(times, points[:, :MOST_PATHS, 0], color=BLUE, linewidth=0.8, alpha=0.6)
         ax.set(xlabel="time", ylabel="token")
     elif isinstance(got.final, Particles):
         ax.plot(points[:, :MOST_PATHS, 0], points[:, :MOST_PATHS, 1], color=GREY, linewidth=0.6, alpha=0.7, zorder=1)
-        ax.scatter(*points[0].T, s=10, color=BLUE, label=f"t = {times[0]:.3g}", zorder=2)
-        ax.scatter(*points[-1].T, s=16, color=RED, label=f"t = {times[-1]:.3g}", zorder=3)
+        ax.scatter(points[0, :, 0], points[0, :, 1], s=10, color=BLUE, label=f"t = {times[0]:.3g}", zorder=2)
+        ax.scatter(points[-1, :, 0], points[-1, :, 1], s=16, color=RED, label=f"t = {times[-1]:.3g}", zorder=3)
     else:
         shown = np.unique(np.linspace(0, len(times) - 1, SHOWN_ELLIPSES).round().astype(int))
         for place, shade in zip(shown, colormaps["viridis"](np.linspace(0, 0.9, len(shown))), strict=True):
@@ -58,8 +63,8 @@ def animation(got: Trajectory[Any]) -> bytes:
     points = _seen(got)
     if points.shape[-1] == 1:
         points = np.concatenate([points, np.zeros_like(points)], axis=-1)
-    reach = np.maximum(np.abs(points).max(axis=(1, 2)), 1e-12)
-    reach = reach if reach.max() > 5 * reach.min() else np.full_like(reach, reach.max())
+    reach = np.maximum.accumulate(np.maximum(np.abs(points).max(axis=(1, 2)), 1e-12))
+    reach = reach if reach[-1] > 5 * reach[0] else np.full_like(reach, reach[-1])
     ellipse = isinstance(got.final, Gaussian)
     (moving,) = ax.plot([], [], "-" if ellipse else "o", color=BLUE, markersize=4, linewidth=1.6, alpha=0.8)
     _name_axes(ax, got)
@@ -76,10 +81,10 @@ def animation(got: Trajectory[Any]) -> bytes:
         return path.read_bytes()
 
 
-def _seen(got: Trajectory[Any]) -> np.ndarray[Any, Any]:
+def _seen(got: Trajectory[Any]) -> NDArray[np.float64]:
     """Points to draw at each time, (times, points, 1 or 2): tokens, or the outline of the ellipse."""
     last = got.final
-    axes = _axes(last)
+    axes = _axes(got)
     if isinstance(last, Particles):
         return (got.x @ axes).numpy()
     angle = torch.linspace(0, 2 * torch.pi, 100, dtype=last.mean.dtype)
@@ -95,11 +100,12 @@ def _seen(got: Trajectory[Any]) -> np.ndarray[Any, Any]:
     return torch.stack(shapes).numpy()
 
 
-def _axes(last: Particles | Gaussian) -> Tensor:
-    cov = last.cov() if isinstance(last, Particles) else last.cov
-    if last.dim <= 2:
-        return torch.eye(last.dim, dtype=cov.dtype)
-    return torch.linalg.eigh(cov).eigenvectors[:, [-1, -2]]
+def _axes(got: Trajectory[Any]) -> Tensor:
+    if got.final.dim <= 2:
+        return torch.eye(got.final.dim, dtype=got.mean.dtype)
+    moments = got.cov + got.mean[..., :, None] * got.mean[..., None, :]
+    moments = moments / moments.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    return torch.linalg.eigh(moments.mean(0)).eigenvectors[:, [-1, -2]]
 
 
 def _name_axes(ax: Any, got: Trajectory[Any]) -> None:

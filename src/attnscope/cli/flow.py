@@ -160,12 +160,13 @@ def _watched(console: Console, end: float) -> Iterator[Callable[[float], bool]]:
 def _save(got: Trajectory[Any], folder: Path) -> None:
     from attnscope.cli._flow_pictures import animation, still
 
+    arrays: dict[str, Any] = {"times": got.times.numpy(), "status": np.array(got.status), "stop_time": np.array(got.stop_time)}
     if isinstance(got.final, Particles):
-        arrays = {"x": got.x.numpy(), "weights": got.final.weights.numpy()}
+        arrays |= {"x": got.x.numpy(), "weights": got.final.weights.numpy()}
     else:
-        arrays = {"mean": got.mean.numpy(), "cov": got.cov.numpy()}
+        arrays |= {"mean": got.mean.numpy(), "cov": got.cov.numpy()}
     data = io.BytesIO()
-    np.savez(data, times=got.times.numpy(), status=np.array(got.status), stop_time=np.array(got.stop_time), **arrays)
+    np.savez(data, **arrays)
     write_atomically(folder / "flow.npz", data.getvalue())
     write_atomically(folder / "flow.png", still(got))
     write_atomically(folder / "flow.gif", animation(got))

@@ -204,7 +204,8 @@ def test_rounding_is_no_invariant_subspace(dtype: torch.dtype, bump: float) -> N
 
     for seed in range(3):
         found = asc.spectral_norm(bumped(dtype), tol=1e-6, failure_probability=1e-3, seed=seed)
-        assert found.lower <= 1 + bump <= found.upper
+        assert found.lower <= 1 + bump
+        assert found.atypical or 1 + bump <= found.upper
         assert found.lower >= 1 + 0.8 * bump or not found.converged
 
 

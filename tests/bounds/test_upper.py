@@ -233,6 +233,14 @@ def test_global_bound_of_tied_l2_attention_does_not_see_the_radius(randn) -> Non
     assert all(bound.name != "L2-global" for bound in on_ball(free, 5, 1.0))
 
 
+def test_particles_without_mass_do_not_stand_in_for_equal_weights(randn) -> None:
+    query = randn(1, 2, 3)
+    attention = L2(Heads(query, query, query.clone(), randn(1, 3, 2)))
+    for weights, covered in (([0.4, 0.6, 0.0], False), ([0.5, 0.5, 0.0], True)):
+        names = {bound.name for bound in smoothness(attention, Particles(randn(3, 3), torch.tensor(weights, dtype=torch.float64)))}
+        assert ("L2-global" in names) is covered
+
+
 def test_one_token_of_tied_l2_attention_is_linear(randn) -> None:
     query = randn(1, 3, 3)
     attention = L2(Heads(query, query, query.clone(), scale=1.0))

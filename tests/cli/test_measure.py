@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 
 from attnscope.cli import main
 from attnscope.cli.measure import numbers
+from attnscope.measure import Row
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
@@ -107,18 +111,46 @@ def test_ctrl_c_keeps_the_rows(folder: Path, tmp_path: Path, capsys: pytest.Capt
     command = importlib.import_module("attnscope.cli.measure")
     whole = command.sweep
 
-    def stopped(plan):  # type: ignore[no-untyped-def]
-        for number, rows in enumerate(whole(plan)):
-            if number == 2:
-                raise KeyboardInterrupt
-            yield rows
-
-    monkeypatch.setattr(command, "sweep", stopped)
+    monkeypatch.setattr(command, "sweep", lambda plan: stop_after(whole(plan), 2))
     out = tmp_path / "out"
     assert run("measure", folder, "--text", folder / "text.txt", "--lengths", "2:9:3", "--samples", 3, "--out", out) == 130
     assert len((out / "results.jsonl").read_text().splitlines()) == 6
     assert not json.loads((out / "run.json").read_text())["finished"]
-    assert "kept" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "kept" in printed
+    assert [line.split()[:2] for line in printed.splitlines() if line.strip()[:1] in ("0", "1")] == [["0", "2"], ["1", "2"]]
+
+
+def test_a_stop_between_layers_shows_the_length_of_each(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib
+
+    command = importlib.import_module("attnscope.cli.measure")
+    whole = command.sweep
+    monkeypatch.setattr(command, "sweep", lambda plan: stop_after(whole(plan), 3))
+    assert run("measure", folder, "--text", folder / "text.txt", "--lengths", "2:9:3", "--samples", 2, "--out", tmp_path / "out") == 130
+    printed = capsys.readouterr().out
+    assert [line.split()[:2] for line in printed.splitlines() if line.strip()[:1] in ("0", "1")] == [["0", "5"], ["1", "2"]]
+
+
+def test_a_model_whose_attention_is_zero(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = transformers.GPT2Model.from_pretrained(folder)
+    for block in model.h:
+        block.attn.c_proj.weight.data.zero_()
+    place = tmp_path / "zero"
+    shutil.copytree(folder, place)
+    model.save_pretrained(place)
+    out = tmp_path / "out"
+    options = ("--text", folder / "text.txt", "--lengths", "2:9:3", "--samples", 2, "--out", out, "--certify", 1e-3)
+    assert run("measure", place, *options) == 0, capsys.readouterr().err
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert {(row["lower"], row["upper"]) for row in rows} == {(0.0, 0.0)}
+
+
+def stop_after(batches: Iterator[list[Row]], count: int) -> Iterator[list[Row]]:
+    yield from itertools.islice(batches, count)
+    raise KeyboardInterrupt
 
 
 def test_numbers() -> None:

@@ -168,6 +168,12 @@ def test_refusals(randn: Callable[..., Tensor]) -> None:
         asc.jacobian(lambda x: (x, x), mu.x)
     with pytest.raises(ValueError, match="drop the particles that carry no mass"):
         asc.jacobian(attention, asc.Particles(randn(2, 4), torch.tensor([1.0, 0.0], dtype=torch.float64)))
+    with pytest.raises(ValueError, match="different weights"):
+        _ = of_norm(mu.x, randn(4), 1e-5, centred=True) @ asc.jacobian(attention, mu)
+    with pytest.raises(ValueError, match="stack must be a number of leading axes"):
+        asc.jacobian(torch.tanh, randn(3, 4), stack=2)
+    with pytest.raises(ValueError, match="must be finite"):
+        asc.jacobian(lambda x: x * torch.nan, randn(3, 4))
     with pytest.raises(ValueError, match="too large"):
         LinearOperator(lambda u: u, lambda u: u, (10**5,), (10**5,), torch.float64, torch.device("cpu")).to_dense()
     with pytest.raises(ValueError, match="equal shapes"):

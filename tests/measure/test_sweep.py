@@ -82,6 +82,9 @@ def test_the_constant_of_a_norm_layer_is_a_bound(centred: bool) -> None:
     blocks = [torch.func.jacrev(norm)(token).detach() for token in x]
     largest = max(float(torch.linalg.matrix_norm(block, 2)) for block in blocks)
     assert largest <= norm_constant(norm, x) <= 4 * largest
+    still = torch.zeros(1, 6, dtype=torch.float64)
+    at_rest = float(torch.linalg.matrix_norm(torch.func.jacrev(norm)(still[0]).detach(), 2))
+    assert at_rest <= norm_constant(norm, still) == pytest.approx(float(norm.weight.detach().abs().max()) / math.sqrt(norm.eps))
 
 
 def test_heads_and_the_released_estimator(ids: Tensor) -> None:

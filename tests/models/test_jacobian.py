@@ -24,12 +24,16 @@ def test_the_constant_of_every_part_is_that_of_the_dense_jacobian(name: str, par
         assert float(found.lower[b]) == pytest.approx(truth, rel=1e-5 if KINDS[name].float32_inside else 1e-8)
 
 
-def test_a_float32_block_gets_its_lower_bound_from_the_float64_model() -> None:
-    module = build("gpt2")
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
+def test_lower_bounds_in_float32_are_those_of_the_float64_map(name: str, part: Part) -> None:
+    if name == "llama" and part == "block":
+        pytest.skip("Hugging Face evaluates parts of it in float32 whatever the dtype")
+    module = build(name)
     low, exact = loaded(module, torch.float32), loaded(module, torch.float64)
-    x = low.tokens(inputs("gpt2", count=2), 1, "block")
-    found = spectral_norm(part_jacobian(low, 1, "block", x, double=exact), tol=1e-6)
-    truth = spectral_norm(part_jacobian(exact, 1, "block", x.double()), tol=1e-11)
+    x = 5 * low.tokens(inputs(name, count=6), 1, part)
+    found = spectral_norm(part_jacobian(low, 1, part, x, double=exact), tol=1e-6)
+    truth = spectral_norm(part_jacobian(exact, 1, part, x.double()), tol=1e-12)
     ratio = torch.as_tensor(found.lower) / torch.as_tensor(truth.lower)
     assert (ratio <= 1 + 1e-10).all()
     assert (ratio >= 1 - 1e-5).all()

@@ -38,7 +38,8 @@ def smoothness(attention: Attention, mu: Particles, blocks: BlockNorms | bool | 
     alive = mu.weights > 0
     weights = mu.weights[alive]
     radius = float(torch.linalg.vector_norm(mu.x[alive], dim=-1).max())
-    found = ball_bounds(attention, mu.n, float(weights.sum() / weights.min()), radius)
+    tokens = mu.n if attention.heads.positional else len(weights)
+    found = ball_bounds(attention, tokens, float(weights.sum() / weights.min()), radius)
     if isinstance(attention, Normalised):
         reading = Reading.of(attention, mu)
         found += point_bounds(attention, reading)

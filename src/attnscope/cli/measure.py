@@ -154,7 +154,7 @@ def _show(console: Console, plan: Plan, rows: list[Row], found: dict[int, Bounds
         pad_edge=False,
         title=f"{Path(plan.model.name).name}: local Lipschitz constant of {plan.part}, {plan.samples} sequences per length",
     )
-    for name in ("layer", f"sigma, n={summaries[0].n}", "exponent in n", "R", "proved bound", "open"):
+    for name in ("layer", "n", "sigma", "exponent in n", "R", "proved bound", "open"):
         table.add_column(name, justify="right", no_wrap=True)
     released, certified = any(line.released_fit for line in summaries), any(line.width is not None for line in summaries)
     for name in ["bracket"] * certified + ["released exponent"] * released:
@@ -181,12 +181,14 @@ def _show(console: Console, plan: Plan, rows: list[Row], found: dict[int, Bounds
 
 def _cells(line: LayerSummary, bounds: Bounds | None) -> list[str]:
     tightest = bounds.tightest if bounds else None
+    loose = f" ({tightest.value / line.first:.1f}x)" if tightest is not None and line.first > 0 else ""
     return [
         str(line.layer),
+        str(line.n),
         f"{line.median:.4g}",
         _exponent(line.fit),
         f"{line.radius:.3g}",
-        "" if tightest is None else f"{tightest.value:.3g} {tightest.name} ({tightest.value / line.first:.1f}x)",
+        "" if tightest is None else f"{tightest.value:.3g} {tightest.name}{loose}",
         str(line.unconverged),
     ]
 

@@ -52,6 +52,8 @@ class LinearOperator:
                 f"cannot compose a map on {self.in_shape} ({self.stack}, {self.dtype}) with one onto {inner.out_shape} "
                 f"({inner.stack}, {inner.dtype}): shapes, stacks and dtypes must agree."
             )
+        if self.weights is not inner.weights and (self.weights is None or inner.weights is None or not self.weights.equal(inner.weights)):
+            raise ValueError("cannot compose maps of different weights: their adjoints belong to different metrics.")
         outer_exact, inner_exact, outer_part, inner_part = self.exact, inner.exact, self.restrict, inner.restrict
         return replace(
             self,
@@ -144,14 +146,16 @@ def of_function(
     function on float64 tensors, for exact lower bounds of a function in lower precision.
     """
     check_tensor("x", x, "...")
+    if isinstance(stack, bool) or not isinstance(stack, int) or not 0 <= stack < max(x.ndim, 1):
+        raise ValueError(f"stack must be a number of leading axes of x, fewer than its {x.ndim}, got {stack!r}.")
     at = x.detach().requires_grad_()
     with torch.enable_grad():
         value = function(at)
         if not isinstance(value, Tensor):
             raise TypeError(f"the function must return one tensor, got {type(value).__name__}. Wrap it to pick the tensor you mean.")
+        check_tensor("the function's value", value, "...")
         if not torch.equal(value, function(at)):
             raise ValueError("the function answers differently when called twice. Is dropout left on? Call model.eval() first.")
-        check_tensor("the function's value", value, "...")
         check_same_kind("the function's value", value, "x", x)
         check_shape("the function's value", value, (*x.shape[:stack], *value.shape[stack:]), "the stack of x first")
         value = value + 0 * at.sum()  # a constant map has a Jacobian too

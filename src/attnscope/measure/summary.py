@@ -94,4 +94,5 @@ def norm_constant(norm: torch.nn.Module, x: Tensor) -> float:
     r"""A proved bound on $\|J_N\|$ at these tokens: $\max|g|$ over the smallest scale of a token, rounded up."""
     gain, x = norm.get_parameter("weight").detach().double(), x.double()
     spread = x - x.mean(-1, keepdim=True) if isinstance(norm, torch.nn.LayerNorm) else x
-    return float(gain.abs().max() / spread.square().mean(-1).sqrt().min()) * (1 + 1e-9)
+    eps = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None) or 0.0
+    return float(gain.abs().max() / (spread.square().mean(-1) + eps).sqrt().min()) * (1 + 1e-9)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from attnscope.attention.softmax import Softmax
 from attnscope.jacobian import LinearOperator, jacobian
 from attnscope.jacobian.norms import of_norm
 from attnscope.measures import Particles
@@ -27,12 +30,33 @@ def part_jacobian(model: Model, layer: int, part: Part, x: Float[Tensor, "*stack
     attention = model.attention(layer)
     if part == "attention":
         return jacobian(attention, Particles(x))
-    norm = model.norm(layer)
-    if model.pre_norm:
-        inner = jacobian(attention, Particles(norm(x))) @ _of_module(norm, x)
-        return inner.plus(1.0) if part == "residual" else inner
-    inner = jacobian(attention, Particles(x)).plus(1.0)
-    return inner if part == "residual" else _of_module(norm, x + attention(x, Particles(x))) @ inner
+    norm, pre_norm = model.norm(layer), model.pre_norm
+
+    def exact_part() -> LinearOperator:
+        return _with_norm(attention.to(torch.float64), copy.deepcopy(norm).double(), pre_norm, part, x.to(torch.float64))
+
+    return replace(
+        _with_norm(attention, norm, pre_norm, part, x),
+        exact=None if x.dtype == torch.float64 else exact_part,
+        restrict=None if not stack else lambda index: part_jacobian(model, layer, part, x.flatten(0, stack - 1)[index]),
+    )
+
+
+def _with_norm(attention: Softmax, norm: nn.Module, pre_norm: bool, part: Part, x: Float[Tensor, "*stack n d"]) -> LinearOperator:
+    with torch.no_grad():
+        if pre_norm:
+            inner = jacobian(attention, Particles(_value(norm, x))) @ _of_module(norm, x)
+            return inner.plus(1.0) if part == "residual" else inner
+        inner = jacobian(attention, Particles(x)).plus(1.0)
+        return inner if part == "residual" else _of_module(norm, x + attention(x, Particles(x))) @ inner
+
+
+def _value(norm: nn.Module, x: Tensor) -> Tensor:
+    """The norm of the tokens; RMSNorm by its formula, as Hugging Face evaluates it in float32 whatever the dtype."""
+    gain, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", None)
+    if not isinstance(gain, Tensor) or not isinstance(eps, float):
+        return norm(x)
+    return gain * (x * (x.square().mean(-1, keepdim=True) + eps).rsqrt())
 
 
 def _of_module(norm: nn.Module, x: Tensor) -> LinearOperator:

@@ -85,6 +85,18 @@ def test_a_stack_of_clouds_equals_a_loop(randn: Randn) -> None:
         assert torch.allclose(together[place], alone, atol=1e-7, rtol=0)
 
 
+def test_when_one_cloud_of_a_stack_blows_up_the_others_go_on_with_their_own_weights(randn: Randn) -> None:
+    one = torch.ones(1, 1, dtype=torch.float64)
+    att, stack = Linear(Heads.from_matrices(one, one)), weighted(randn, 3, 1, 3)
+    sizes = torch.tensor([3.0, 0.5, 0.4], dtype=torch.float64)[:, None, None]
+    stack = Particles(sizes * stack.x / stack.x.abs().amax(-2, keepdim=True), stack.weights)
+    together = flow(att, stack, [0, 1.0])
+    assert [outcome.status for outcome in together.outcomes] == ["blew up", "finished", "finished"]
+    for place in (1, 2):
+        alone = flow(att, Particles(stack.x[place], stack.weights[place]), [0, 1.0])
+        assert torch.allclose(together.final.x[place], alone.final.x, atol=1e-7, rtol=0)
+
+
 def test_layers_in_time_are_flows_one_after_the_other(randn: Randn) -> None:
     first, second, mu = Softmax(two_heads(randn)), L2(two_heads(randn)), weighted(randn, 5)
     once = flow([first, second], mu, [0, 1.0]).final.x
@@ -109,6 +121,14 @@ def test_tokens_on_the_sphere_stay_there_and_two_of_them_meet_when_calculus_says
     for t, x in zip(got.times.tolist(), got.x, strict=True):
         assert torch.allclose(torch.linalg.vector_norm(x, dim=-1), torch.ones(2, dtype=torch.float64), atol=1e-15)
         assert float(x[0, 1] / x[0, 0]) == pytest.approx(np.tan(0.5) * np.exp(-t), rel=1e-7)
+
+
+@pytest.mark.parametrize("space", [Sphere(), Sphere(2.5), Ellipsoid(torch.tensor([0.5, 1.5, 2.0], dtype=torch.float64))])
+def test_velocities_are_tangent_to_their_surface(space: Sphere | Ellipsoid, randn: Randn) -> None:
+    x, field = space(randn(7, 3)), randn(7, 3)
+    _, rate = torch.func.jvp(space.gauge, (x,), (space.velocity(x, field),))
+    assert rate.abs().max() < 1e-13
+    assert torch.linalg.matrix_rank(torch.stack([x, field, space.velocity(x, field)], dim=1), rtol=1e-9).max() == 2
 
 
 def test_an_ellipsoid_is_where_rms_norm_puts_its_tokens(randn: Randn) -> None:

@@ -9,6 +9,10 @@ Array = NDArray[np.float64]
 
 CLOSE = 1e-5
 """A blow-up is declared when the time left to it is this small a part of the time since the start."""
+CHANGE = 1e-2
+"""The growth rate is measured over relative changes of size of at least this, well above the solver's error."""
+STEEPEST = 1e3
+"""Poles of order down to one over this are recognised: 1 / rho is at most this times the time left."""
 WINDOW = 1.25
 """Movement is measured over windows that end at times in this ratio."""
 FIRST_WINDOW = 0.01
@@ -30,9 +34,12 @@ class BlowUp:
         self.time = np.full_like(size, np.inf)
 
     def step(self, members: NDArray[np.int64], t: float, size: Array) -> None:
-        """Take in the sizes of these members at time t, and extrapolate the line to zero."""
+        """Take in the sizes of these members at time t, and extrapolate the line to zero. Small changes wait until they have added up."""
         with np.errstate(all="ignore"):
-            inverse = (t - self.before[members]) / np.log(size / self.size[members])
+            grown = np.log(size / self.size[members])
+            ready = np.abs(grown) >= CHANGE
+            members, size, grown = members[ready], size[ready], grown[ready]
+            inverse = (t - self.before[members]) / grown
             middle = (t + self.before[members]) / 2
             drop = self.inverse[members] - inverse
             falling = (inverse > 0) & (drop > 0)
@@ -43,7 +50,10 @@ class BlowUp:
         self.middle[members], self.inverse[members] = middle, inverse
 
     def reached(self, members: NDArray[np.int64], t: float, close: float = CLOSE) -> NDArray[np.bool_]:
-        return self.time[members] - t <= close * (t - self.start)
+        """Whose pole is near: little time is left, and the size changes on that scale of time."""
+        near = close * (t - self.start)
+        with np.errstate(invalid="ignore"):
+            return (self.time[members] - t <= near) & (self.inverse[members] <= STEEPEST * near)
 
 
 class Rest:

@@ -29,11 +29,10 @@ class CloudMotion:
     def __init__(self, mu: Particles, space: Space | None, fast: Interpolated | None) -> None:
         self.dtype, self.shape, self.space, self.fast = mu.x.dtype, mu.x.shape, space, fast
         self.original = mu
-        x = mu.x.detach().to(torch.float64).reshape(-1, mu.n, mu.dim)
-        flat = mu.to(torch.float64)
-        self.weights = flat.weights.detach().reshape(-1, mu.n)
-        self.positions = None if flat.positions is None else flat.positions.reshape(-1, mu.n)
-        self.cloud = Particles(x, self.weights / self.weights.sum(-1, keepdim=True), self.positions)
+        exact = mu.to(torch.float64)
+        x, weights = exact.x.detach().reshape(-1, mu.n, mu.dim), exact.weights.detach().reshape(-1, mu.n)
+        positions = None if exact.positions is None else exact.positions.reshape(-1, mu.n)
+        self.cloud = Particles(x, weights / weights.sum(-1, keepdim=True), positions)
         self.start = x.reshape(len(x), -1).cpu().numpy().copy()
         self.field_error = 0.0
 

@@ -76,7 +76,8 @@ class Run:
             return self.motion.velocity(segment.attention(t), flat.reshape(len(members), -1), members).ravel()
 
         start = self.y[members].ravel()
-        velocity(self.t, start)
+        if self.evaluations == 0:
+            velocity(self.t, start)
         solver = None
         while len(self.active) == len(members) and self.t < segment.stop:
             if self.steps_left == 0:
@@ -103,12 +104,11 @@ class Run:
         members = self.active
         due = self.times[len(self.asked) :]
         due = due[due <= solver.t]
-        if len(due):
-            within = solver.dense_output()
-            for time in due:
-                row = self.y.copy()
-                row[members] = (solver.y if time == solver.t else within(time)).reshape(len(members), -1)
-                self.asked.append(row)
+        within = solver.dense_output() if (due < solver.t).any() else None
+        for time in due:
+            row = self.y.copy()
+            row[members] = (within(time) if within is not None and time < solver.t else solver.y).reshape(len(members), -1)
+            self.asked.append(row)
         self.t = float(solver.t)
         self.y[members] = solver.y.reshape(len(members), -1)
         self.blow_up.step(members, self.t, self.motion.size(self.y[members]))

@@ -71,7 +71,7 @@ def test_the_support_stays_within_its_bound(variant: type[Softmax], randn: Randn
 
 
 def test_the_radius_bound_is_attained_by_one_token() -> None:
-    value = torch.diag(torch.tensor([2.0, 0.5], dtype=torch.float64))
+    value = torch.diag(torch.tensor([2.0, 0.5], dtype=torch.float64)).expand(2, 2, 2) / 2
     att = Softmax(Heads.from_matrices(value, value))
     start = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     assert float(flow(att, Particles(start), [0, 1.0]).final.radius()) == pytest.approx(radius_bound(att, 1.0, 1.0).value, rel=1e-7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -116,6 +117,24 @@ def test_the_velocity_obeys_its_lipschitz_constants(variant: type[Softmax], rand
     moved = torch.linalg.vector_norm(att(x, Particles(p)) - att(x, Particles(q)), dim=-1).max()
     assert float(in_space.max()) <= constants.space
     assert float(moved) <= constants.measure * wasserstein(Particles(p), Particles(q), p=1)
+
+
+@pytest.mark.parametrize("variant", [Softmax, L2, Sigmoid])
+def test_the_constant_in_space_is_attained_between_two_tokens(variant: type[Softmax]) -> None:
+    one, h = torch.ones(1, 1, dtype=torch.float64), 1e-5
+    att, pair = variant(Heads.from_matrices(0.8 * one, 1.5 * one)), Particles(torch.tensor([[0.7], [-0.7]], dtype=torch.float64))
+    slope = float(att(h * one, pair) - att(-h * one, pair)) / (2 * h)
+    assert slope == pytest.approx(velocity_lipschitz(att, 0.7).space, rel=1e-6)
+
+
+def test_the_constant_in_measure_of_softmax_must_be_exponential() -> None:
+    """A rare token far away: (1 - w) delta_1 + w delta_-1 read from -1 moves like e^{2a} times its W_1 distance 2w to delta_1."""
+    one, w = torch.ones(1, 1, dtype=torch.float64), 1e-7
+    att, places = Softmax(Heads.from_matrices(1.5 * one, one)), torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    with_it, without = (att(-one, Particles(places, torch.tensor([1 - v, v], dtype=torch.float64))) for v in (w, 0.0))
+    moved = abs(float(with_it - without)) / (2 * w)
+    assert moved == pytest.approx(math.exp(3), rel=1e-3)
+    assert moved <= velocity_lipschitz(att, 1.0).measure
 
 
 def test_bounds_refuse_what_they_are_not_proved_for(randn: Randn) -> None:

@@ -78,6 +78,7 @@ def _draw(n: int, causal: bool, generator: torch.Generator) -> Particles:
 def draw(curves: list[Curve]) -> Figure:
     from matplotlib import colormaps
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator
 
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
@@ -90,7 +91,7 @@ def draw(curves: list[Curve]) -> Figure:
         ax.plot(sizes, curves[0].end[0] * (sizes / sizes[0]) ** -0.5, ":", color="black", label="$n^{-1/2}$")
         ax.set(xscale="log", yscale="log", xlabel="particles $n$", title=title)
         ax.set_xticks(sizes, [str(n) for n in sizes])
-        ax.minorticks_off()
+        ax.xaxis.set_minor_locator(NullLocator())
     axes[0].set_ylabel("distance to the reference flow")
     axes[0].legend(fontsize=8, frameon=False)
     return figure

@@ -53,7 +53,7 @@ def _case(name: str, values: str, dim: int, runs: int, generator: torch.Generato
         q, z = normal(generator, 1, dim // 2, dim), normal(generator, dim, dim)
         v = torch.eye(dim, dtype=torch.float64)[None] if values == "identity" else normal(generator, 1, dim, dim)
         attention = Softmax(Heads(q, -q, v, scale=dim**-0.5)) if name == "softmax" else L2(Heads(q / dim**0.5, -q, v, scale=1.0))
-        got = flow(attention, Gaussian(torch.zeros(dim, dtype=torch.float64), z @ z.mT), [0, end], rtol=1e-6, atol=1e-9, max_steps=2000)
+        got = flow(attention, Gaussian(torch.zeros(dim, dtype=torch.float64), z @ z.mT), [0, end], rtol=1e-6, atol=1e-9, max_steps=300)
         grown = got.status == "blew up" or float(got.final.cov.trace() / got.cov[0].trace()) > GROWN
         if got.status == "failed" and not grown:
             failed += 1
@@ -68,7 +68,7 @@ def draw(cases: list[Case]) -> Figure:
 
     dims = sorted({case.dim for case in cases})
     rows = len(cases) // len(dims)
-    figure = Figure(figsize=(3 * len(dims), 2.3 * rows), layout="constrained")
+    figure = Figure(figsize=(max(3 * len(dims), 5), 2.3 * rows), layout="constrained")
     figure.suptitle("Rank of the limit, $K = -Q$ of rank $\\lfloor d/2 \\rfloor$")
     for place, case in enumerate(cases, start=1):
         ax = figure.add_subplot(rows, len(dims), place)
@@ -83,6 +83,6 @@ def draw(cases: list[Case]) -> Figure:
             ax.set_ylabel("runs")
         if place > len(cases) - len(dims):
             ax.set_xlabel("rank")
-        if place == 1:
-            ax.legend(fontsize=7, frameon=False)
+        ax.yaxis.get_major_locator().set_params(integer=True)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return figure

@@ -87,6 +87,8 @@ def test_tiles_change_nothing(
     op = asc.jacobian(attention, mu)
     parts = [asc.Particles(mu.x[b], mu.weights[b], None if mu.positions is None else mu.positions[b]) for b in range(3)]
     torch.testing.assert_close(op.to_dense(), torch.stack([matrix(attention, part) for part in parts]), rtol=1e-9, atol=1e-10)
+    mass = mu.weights.repeat_interleave(mu.dim, dim=-1)
+    torch.testing.assert_close(op.adjoint().to_dense(), op.to_dense().mT * mass[:, None] / mass[..., None], rtol=1e-9, atol=1e-10)
     assert op.restrict is not None
     torch.testing.assert_close(op.restrict(torch.tensor([2, 0])).to_dense(), op.to_dense()[[2, 0]], rtol=1e-9, atol=1e-10)
 

@@ -18,7 +18,7 @@ from attnscope.jacobian.norms import of_norm
 from attnscope.measure import Plan, sweep
 from attnscope.models import Model
 from benchmarks.baselines import eager, p2, p2b, power_method, with_norm
-from benchmarks.timing import peak_memory_of, seconds
+from benchmarks.timing import last_line_of, seconds
 
 TOLERANCE = 1e-6
 
@@ -56,19 +56,18 @@ def main() -> dict[str, Any]:
     long = _case(models["gpt2-random"], 6, 1024, "gpt2-random layer 6, n = 1024, causal", normed=True)
     short = [
         _case(models["gpt2-random"], 6, 256, "gpt2-random layer 6, n = 256, causal", normed=True),
+        _case(models["gpt2-random"], 0, 256, "gpt2-random layer 0, n = 256, causal", normed=True),
         _case(models["bert-random"], 6, 256, "bert-random layer 6, n = 256", normed=False),
-        _case(models["minilm"], 3, 256, "minilm layer 3, n = 256", normed=False),
     ]
-    found: dict[str, Any] = {}
-    found |= _pairs(long)
+    found = _pairs(long)
     for case in short:
         found |= _constant(case, repeats=3)
     found |= _constant(long, repeats=1)
     found |= _figure(models["gpt2-random"])
     found |= _brackets([*short, long], models["minilm"])
     found |= _proved(models["minilm"])
-    found |= _peak_memory()
-    return found
+    found["float32 lower bounds above the float64 truth, relative"] = _overshoot(found)
+    return found | _peak_memory()
 
 
 def _case(model: Model, layer: int, n: int, name: str, normed: bool) -> Case:
@@ -112,6 +111,11 @@ def _constant(case: Case, repeats: int) -> dict[str, Any]:
     }
 
 
+def _overshoot(found: dict[str, Any]) -> dict[str, float]:
+    """The largest excess of a float32 lower bound over the truth among the constants above: rounding of 1e-12 and no more."""
+    return {"value": max(row["lower / truth - 1"] for row in found.values() if "lower / truth - 1" in row), "at most": 1e-6}
+
+
 def _figure(model: Model) -> dict[str, Any]:
     """49 lengths x 10 sequences of one layer; P2 is timed on one sequence of every eighth length and scaled to all 490."""
     ids = model.encode(text("python-docs")[:60_000])
@@ -128,7 +132,7 @@ def _figure(model: Model) -> dict[str, Any]:
 
 
 def _brackets(cases: list[Case], minilm: Model) -> dict[str, Any]:
-    synthetic = [spectral_norm(case.operator(), tol=1e-3, failure_probability=1e-6).pairs for case in cases if "minilm" not in case.name]
+    synthetic = [spectral_norm(case.operator(), tol=1e-3, failure_probability=1e-6).pairs for case in cases]
     real = [spectral_norm(jacobian(attention, mu), tol=1e-3, failure_probability=1e-6).pairs for attention, mu in _layers(minilm, 128, 0)]
     return {
         "pairs to a 1e-3 bracket at failure 1e-6, random layers": {"at most": 45, "stretch": 35, "value": max(synthetic), "all": synthetic},
@@ -165,17 +169,17 @@ def _peak_memory() -> dict[str, Any]:
     program = """
 import torch
 from attnscope import Heads, Particles, Softmax, jacobian
-from benchmarks.timing import peak_so_far
+from benchmarks.timing import peak_memory
 torch.set_num_threads(1)
 g = torch.Generator().manual_seed(0)
 q, k, v = (0.02 * torch.randn(12, 64, 768, generator=g) for _ in range(3))
 attention = Softmax(Heads(q, k, v, 0.02 * torch.randn(12, 768, 64, generator=g)), causal=True)
 jacobian(attention, Particles(torch.randn(8, 768, generator=g))).rmv(torch.ones(8, 768))
-before = peak_so_far()
+before = peak_memory()
 x = torch.randn(16384, 768, generator=g)
 op = jacobian(attention, Particles(x))
 op.rmv(op.mv(x))
-print((peak_so_far() - before) / (x.numel() * 4))
+print((peak_memory() - before) / (x.numel() * 4))
 """
-    _, printed = peak_memory_of(program)
+    printed = last_line_of(program)
     return {"peak memory of a pair, n = 16,384, in sizes of X": {"at most": 16.0, "stretch": 10.0, "value": float(printed)}}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 
 def seconds(*sides: Callable[[], object], repeats: int = 3) -> list[float]:
@@ -21,14 +21,13 @@ def seconds(*sides: Callable[[], object], repeats: int = 3) -> list[float]:
     return [statistics.median(times) for times in taken]
 
 
-def peak_memory_of(program: str) -> tuple[float, str]:
-    """The peak resident memory of a Python program in a process of its own, in bytes, and the last line that it printed."""
-    closing = "\nimport resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
-    done = subprocess.run([sys.executable, "-c", program + closing], capture_output=True, text=True, check=True)
-    *_, last, peak = ["", *done.stdout.strip().splitlines()]
-    return float(peak), last
+def last_line_of(program: str, *arguments: str) -> str:
+    """The last line that a Python program prints, run in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip().splitlines()[-1]
 
 
-def peak_so_far() -> float:
-    """The peak resident memory of this process, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+def peak_memory() -> float:
+    """The peak resident memory of this process, in bytes. (What getrusage says may be the peak of the parent.)"""
+    status = Path("/proc/self/status").read_text()
+    return float(status.split("VmHWM:")[1].split()[0]) * 1024

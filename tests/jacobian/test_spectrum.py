@@ -238,6 +238,15 @@ def test_a_guess_saves_steps_and_never_enters_a_certificate(causal: bool) -> Non
     assert few < more
 
 
+def test_the_residual_is_that_of_the_vectors_and_a_stack_shares_the_failure(randn: Callable[..., Tensor]) -> None:
+    m = randn(5, 40, 30)
+    together = asc.spectral_norm(of_matrix(m), tol=1e-12, failure_probability=1e-2, max_pairs=4)
+    alone = asc.spectral_norm(of_matrix(m[0]), tol=1e-12, failure_probability=1e-2 / 5, max_pairs=4)
+    assert float(together.upper[0]) == pytest.approx(alone.upper, rel=1e-10)
+    truth = torch.linalg.vector_norm(m[0].mT @ alone.left - alone.lower * alone.right) / alone.lower
+    assert alone.residual == pytest.approx(float(truth), rel=1e-6)
+
+
 def test_budget_and_bad_calls(randn: Callable[..., Tensor]) -> None:
     op = of_matrix(torch.diag(torch.linspace(0, 1, 300, dtype=torch.float64)))
     cut = asc.spectral_norm(op, tol=1e-12, failure_probability=1e-6, max_pairs=4)

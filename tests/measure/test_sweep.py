@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from attnscope import Attention, Particles
+from attnscope import Attention, LinearOperator, Particles, SpectralNorm, spectral_norm
 from attnscope.measure import Plan, Row, growth, sweep
 from attnscope.measure.store import Store
 from attnscope.measure.summary import norm_constant, proved_bounds, summarise
@@ -105,6 +107,19 @@ def test_heads_and_the_released_estimator(ids: Tensor) -> None:
         assert row.released_estimator == pytest.approx(math.sqrt(float(pull(value)[0].norm())), rel=1e-6)
         jacobian = torch.func.jacrev(layer)(x).reshape(x.numel(), x.numel())
         assert row.lower == pytest.approx(float(torch.linalg.svdvals(jacobian)[0]), rel=1e-5)
+
+
+def test_the_calls_share_the_failure_probability(ids: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("attnscope.measure.sweep")
+    shares: list[float] = []
+
+    def noted(op: LinearOperator, **options: Any) -> SpectralNorm:
+        shares.append(options["failure_probability"])
+        return spectral_norm(op, **options)
+
+    monkeypatch.setattr(module, "spectral_norm", noted)
+    list(sweep(Plan(tiny("gpt2"), ids, [0, 1], [2, 4], samples=2, failure_probability=0.01)))
+    assert sum(shares) == pytest.approx(0.01)
 
 
 def test_growth_recovers_a_power_law() -> None:

@@ -6,18 +6,18 @@ Each variant runs in a process of its own, so that a peak belongs to one of them
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 from attnscope import variants
+from benchmarks.timing import last_line_of
 
 LIMITS = {"sinkhorn": (20_000, 4.0)}
 USUAL_LIMIT = (100_000, 2.0)
 
 SCRIPT = """
-import json, resource, sys, time
+import json, sys, time
 import torch
 from attnscope import Heads, Particles, variants
+from benchmarks.timing import peak_memory
 
 name, n, causal = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "causal"
 generator = torch.Generator().manual_seed(0)
@@ -28,17 +28,8 @@ start = time.perf_counter()
 out = attention(mu.x, mu)
 seconds = time.perf_counter() - start
 assert out.shape == mu.x.shape and torch.isfinite(out).all()
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-print(json.dumps({"variant": name, "n": n, "causal": causal, "gigabytes": round(peak, 2), "seconds": round(seconds, 1)}))
+print(json.dumps({"gigabytes": round(peak_memory() / 1e9, 2), "seconds": round(seconds, 1)}))
 """
-
-
-def measured(name: str, n: int, causal: bool = False) -> dict[str, float | str | bool]:
-    """One evaluation of self-attention on n tokens in a fresh process: peak resident memory, imports included, and time."""
-    arguments = [name, str(n), "causal" if causal else "whole"]
-    run = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True)
-    result: dict[str, float | str | bool] = json.loads(run.stdout)
-    return result
 
 
 def main() -> dict[str, dict[str, float]]:
@@ -46,7 +37,7 @@ def main() -> dict[str, dict[str, float]]:
     found = {}
     for name, causal in [*((name, False) for name in variants()), ("softmax", True)]:
         n, limit = LIMITS.get(name, USUAL_LIMIT)
-        row = measured(name, n, causal)
+        row = json.loads(last_line_of(SCRIPT, name, str(n), "causal" if causal else "whole"))
         what = f"peak memory of {'causal ' * causal}{name} attention, n = {n:,}, d = 2, in GB"
-        found[what] = {"value": float(row["gigabytes"]), "at most": limit, "seconds": float(row["seconds"])}
+        found[what] = {"value": row["gigabytes"], "at most": limit, "seconds": row["seconds"]}
     return found

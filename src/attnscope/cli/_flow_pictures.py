@@ -48,7 +48,7 @@ def still(got: Trajectory[Any]) -> bytes:
             ax.plot(*points[place].T, color=shade, linewidth=1.5, label=f"t = {times[place]:.3g}")
     if points.shape[-1] == 2:
         _name_axes(ax, got)
-        ax.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+        figure.legend(fontsize=8, frameon=False, loc="outside lower center", ncols=4)
     ax.set_title(f"{got.status} at t = {got.stop_time:.4g}")
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=150)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import io
 import signal
 from collections.abc import Callable, Iterator
@@ -35,7 +36,9 @@ def command(
     time: float = typer.Option(5.0, help="How long to flow (depth times step)."),
     space: str = typer.Option("euclidean", help='"euclidean", "sphere", or a .npy file of RMSNorm gains (an ellipsoid).'),
     causal: bool = typer.Option(False, "--causal", help="Tokens read those before them only."),
-    gap: float | None = typer.Option(None, help="Tokens this close belong to one cluster (default: a twentieth of the starting radius)."),
+    gap: float | None = typer.Option(
+        None, help="Tokens this close belong to one cluster (default: a twentieth of the radius of the cloud at that time)."
+    ),
     method: str = typer.Option("DOP853", help="Solver: DOP853, RK45, RK23, Radau, BDF or LSODA."),
     rtol: float = typer.Option(1e-6, help="Relative tolerance of the solver."),
     frames: int = typer.Option(60, min=2, help="Pictures in the animation, and states in the data."),
@@ -177,8 +180,9 @@ def _summary(got: Trajectory[Any], field: Attention, space: Sphere | Ellipsoid |
     table.add_row("status", f"{got.status} at t = {got.stop_time:.6g}: {got.outcomes[0].reason}")
     first, last = got.states[0], got.final
     if isinstance(first, Particles):
-        gap = float(first.radius()) / 20 if gap is None else gap
-        table.add_row(f"clusters (gap {gap:.3g})", f"{clusters(first, gap).number} -> {clusters(last, gap).number}")
+        near, far = (float(state.radius()) / 20 if gap is None else gap for state in (first, last))
+        shown = f"gap {gap:.3g}" if gap is not None else "gap: radius / 20"
+        table.add_row(f"clusters ({shown})", f"{clusters(first, near).number} -> {clusters(last, far).number}")
         table.add_row("radius", f"{float(first.radius()):.6g} -> {float(last.radius()):.6g}")
     else:
         table.add_row("rank (widest gap)", f"{int(spectral_gap_rank(first.cov))} -> {int(spectral_gap_rank(last.cov))}")
@@ -186,7 +190,8 @@ def _summary(got: Trajectory[Any], field: Attention, space: Sphere | Ellipsoid |
         table.add_row("trace", f"{float(first.cov.trace()):.6g} -> {float(last.cov.trace()):.6g}")
     try:
         before, after = energy(field, first, space), energy(field, last, space)
-        table.add_row("energy", f"{before.value:.6g} -> {after.value:.6g} (change {after.value - before.value:+.3g})")
+        end = f"{after.value:.6g} (change {after.value - before.value:+.3g})" if math.isfinite(after.value) else "beyond floating point"
+        table.add_row("energy", f"{before.value:.6g} -> {end}")
     except ValueError as reason:
         table.add_row("energy", f"none: {reason}")
     table.add_row("field evaluations", str(got.evaluations))

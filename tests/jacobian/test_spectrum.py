@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -150,6 +151,20 @@ def test_polynomials_are_those_of_lanczos(randn: Callable[..., Tensor]) -> None:
             before, value = p[-1], ((t[0, j] - tri[i, i]) * p[-1] - last) / couplings[i]
             p.append(value)
         assert log_polynomials(alpha[None], beta[None], t, 1e-16)[0, j] == pytest.approx(np.log(np.sum(np.square(p))), rel=1e-10)
+
+
+def test_polynomials_beyond_the_range_of_floating_point() -> None:
+    """The same recurrence in exact rational arithmetic, where the polynomials reach 1e400 and more."""
+    alpha, beta = np.full((1, 40), 0.5), np.full((1, 40), 0.25)
+    t = Fraction(10) ** 11
+    before, here, total = Fraction(0), Fraction(1), Fraction(1)
+    for j in range(40):
+        diagonal = Fraction(1, 4) + (Fraction(1, 16) if j else 0)
+        before, here = here, ((t - diagonal) * here - (Fraction(1, 8) * before if j else 0)) / Fraction(1, 8)
+        total += here**2
+    expected = math.log(total.numerator) - math.log(total.denominator)
+    assert expected > 2 * 400 * math.log(10)
+    assert log_polynomials(alpha, beta, np.array([[1e11]]), noise=1e-16)[0, 0] == pytest.approx(expected, rel=1e-12)
 
 
 def bidiagonal(m: np.ndarray, v: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:

@@ -162,3 +162,13 @@ def test_norm_bounds_the_tokens_and_is_nearly_reached(name: str, randn: Any) -> 
         spikes = 1e3 * torch.eye(model.dim, dtype=torch.float64)
         reached = torch.cat([norm(spikes), norm(-spikes), norm(1e6 * randn(50, model.dim))]).norm(dim=-1).max()
         assert 0.8 * radius <= reached <= radius * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_radius_of_a_post_norm_model_comes_from_the_norm_before(layer: int) -> None:
+    """BERT's attention reads the output of the previous block, or of the embedding."""
+    model = loaded(build("bert"))
+    norm = model.module.embeddings.LayerNorm if layer == 0 else model.module.encoder.layer[layer - 1].output.LayerNorm
+    gain, shift = norm.weight.detach(), norm.bias.detach()
+    assert model.norm_radius(layer) == pytest.approx(float(12**0.5 * gain.abs().max() + shift.norm()))
+    assert len({model.norm_radius(other) for other in LAYERS}) == len(LAYERS)

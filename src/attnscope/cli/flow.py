@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import io
+import math
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -65,6 +65,7 @@ def _case(name: str, values: str, dim: int, runs: int, generator: torch.Generato
 def draw(cases: list[Case]) -> Figure:
     """One panel per case, ranks on the horizontal axis."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     dims = sorted({case.dim for case in cases})
     rows = len(cases) // len(dims)
@@ -83,6 +84,6 @@ def draw(cases: list[Case]) -> Figure:
             ax.set_ylabel("runs")
         if place > len(cases) - len(dims):
             ax.set_xlabel("rank")
-        ax.yaxis.get_major_locator().set_params(integer=True)
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return figure

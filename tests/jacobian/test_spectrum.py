@@ -233,35 +233,6 @@ def test_an_upper_bound_below_the_lower_one_is_withdrawn() -> None:
     assert math.isnan(found.upper)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_guess_saves_steps_and_never_enters_a_certificate(causal: bool) -> None:
-    """The start of an uncertified run is half a guess; a certified run starts from the sphere alone."""
-    few = more = 0
-    for seed in range(6):
-        attention, mu = asc.Softmax(some_heads(d=12, h=3, k=4, v=4, seed=seed), causal=causal), some_measure(n=30, d=12, seed=seed)
-        quiet = asc.Softmax(
-            asc.Heads(0.1 * attention.heads.query, attention.heads.key, attention.heads.value, attention.heads.output), causal=causal
-        )
-        op = asc.jacobian(quiet, mu)
-        blind = dataclasses.replace(op, guess=None)
-        truth = float(torch.linalg.svdvals(op.whitened().to_dense())[0])
-        found, without = asc.spectral_norm(op, tol=1e-8), asc.spectral_norm(blind, tol=1e-8)
-        assert found.lower == pytest.approx(truth, rel=1e-7)
-        few, more = few + found.pairs, more + without.pairs
-        certified, plain = (asc.spectral_norm(o, tol=1e-6, failure_probability=1e-3) for o in (op, blind))
-        assert (certified.lower, certified.upper, certified.pairs) == (plain.lower, plain.upper, plain.pairs)
-    assert few < more
-
-
-def test_the_residual_is_that_of_the_vectors_and_a_stack_shares_the_failure(randn: Callable[..., Tensor]) -> None:
-    m = randn(5, 40, 30)
-    together = asc.spectral_norm(of_matrix(m), tol=1e-12, failure_probability=1e-2, max_pairs=4)
-    alone = asc.spectral_norm(of_matrix(m[0]), tol=1e-12, failure_probability=1e-2 / 5, max_pairs=4)
-    assert float(together.upper[0]) == pytest.approx(alone.upper, rel=1e-10)
-    truth = torch.linalg.vector_norm(m[0].mT @ alone.left - alone.lower * alone.right) / alone.lower
-    assert alone.residual == pytest.approx(float(truth), rel=1e-6)
-
-
 def test_budget_and_bad_calls(randn: Callable[..., Tensor]) -> None:
     op = of_matrix(torch.diag(torch.linspace(0, 1, 300, dtype=torch.float64)))
     cut = asc.spectral_norm(op, tol=1e-12, failure_probability=1e-6, max_pairs=4)

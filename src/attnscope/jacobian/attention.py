@@ -15,7 +15,6 @@ from attnscope.attention import Attention
 from attnscope.attention.l2 import L2
 from attnscope.attention.softmax import Softmax
 from attnscope.jacobian.kernels import SoftmaxKernel
-from attnscope.jacobian.lanczos import Lanczos, Ritz, starts
 from attnscope.jacobian.operator import LinearOperator, of_function
 from attnscope.measures import Particles
 
@@ -45,18 +44,13 @@ def _automatic(attention: Attention, mu: Particles) -> LinearOperator:
 def _analytic(attention: Softmax | L2, mu: Particles) -> LinearOperator:
     layer = _Layer(attention, mu)
     shape = tuple(mu.x.shape[-2:])
-    stack = tuple(mu.x.shape[:-2])
-    return LinearOperator(layer.mv, layer.rmv, shape, shape, mu.x.dtype, mu.x.device, stack, guess=lambda: layer.guess(stack))
+    return LinearOperator(layer.mv, layer.rmv, shape, shape, mu.x.dtype, mu.x.device, tuple(mu.x.shape[:-2]))
 
 
 def _sub_stack(mu: Particles, index: Tensor) -> Particles:
     parts = (mu.x, mu.weights, mu.positions)
     stack = mu.x.ndim - 2
     return Particles(*(None if part is None else part.flatten(0, stack - 1)[index] for part in parts))  # type: ignore[arg-type]
-
-
-GUESS_STEPS = 24
-"""Lanczos steps behind a guess, on matrices of size n x n and d x d: next to nothing beside a product with the Jacobian."""
 
 
 class _Layer:
@@ -113,30 +107,3 @@ class _Layer:
         if self.at is not None:
             parts[:2] = [self.heads.turn(part, -self.at) for part in parts[:2]]
         return (torch.cat([part.transpose(1, 2).flatten(2) for part in parts], dim=-1) @ self.into).reshape(y.shape)
-
-    @torch.no_grad()
-    def guess(self, stack: tuple[int, ...]) -> Float[Tensor, "*stack n d"] | None:
-        r"""Near the top right singular vector of the mean value path $\bar P \otimes \sum_h W_hV_h$, $\bar P$ the heads' mean coupling."""
-        coupling = self.kernel.average(self.heads.count)
-        if coupling is None:
-            return None
-        places, features = _leading(coupling), _leading(self.heads.values.sum(0)[None])
-        return (places[..., None] * features).reshape(*stack, places.shape[1], features.shape[1])
-
-
-def _leading(matrices: Float[Tensor, "b rows columns"]) -> Float[Tensor, "b columns"]:
-    """Ritz vectors of the largest singular value of each matrix after a few steps."""
-    rows, columns = matrices.shape[1:]
-    op = LinearOperator(
-        lambda u: (matrices @ u[..., None])[..., 0],
-        lambda u: (matrices.mT @ u[..., None])[..., 0],
-        (columns,),
-        (rows,),
-        matrices.dtype,
-        matrices.device,
-        (len(matrices),),
-    )
-    lanczos = Lanczos(op, starts(len(matrices), columns, op, seed=0))
-    while len(lanczos.basis) < min(GUESS_STEPS, columns) and not lanczos.process.finished.any():
-        lanczos.step()
-    return lanczos.vectors(Ritz.of(lanczos.process).right[:, 0])

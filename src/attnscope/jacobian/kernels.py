@@ -119,16 +119,6 @@ class SoftmaxKernel:
         grads.k.mul_(self.scale)
         return grads
 
-    def average(self, heads: int) -> Float[Tensor, "b m n"] | None:
-        """P averaged over the heads of each sequence, when P is stored."""
-        if self.stored is None:
-            return None
-        total = self.q.new_zeros(self.q.shape[0] // heads, self.q.shape[1], self.k.shape[1])
-        for (group, rows, keys), p in zip(self._tiles(), self.stored, strict=True):
-            sequences = torch.arange(group.start, group.stop, device=p.device) // heads
-            total[:, rows, :keys].index_add_(0, sequences, p, alpha=1 / heads)
-        return total
-
     def _tiles(self) -> Iterator[Tile]:
         problems, m, n = *self.q.shape[:2], self.k.shape[1]
         rows = min(TRIANGLE_TILE_ROWS if self.triangular else TILE_ROWS, m)

@@ -76,9 +76,6 @@ class Basis:
     blocks: list[Float[Tensor, "b BLOCK N"]]
     count: int = 0
 
-    def __len__(self) -> int:
-        return self.count
-
     def append(self, vectors: Float[Tensor, "b N"]) -> None:
         place = self.count % BLOCK
         if not place:

@@ -26,8 +26,7 @@ class LinearOperator:
     """A linear map between tensors, or a stack of independent ones: vectors have shape (*stack, *in_shape).
 
     `mv` applies it and `rmv` its adjoint in the metric of `weights` (None: the Euclidean one). `exact` is the same map in
-    float64 when this one is not; `restrict(index)` is the sub-stack of these problems; `guess()` is a direction near which the largest
-    right singular vector may lie, and saves steps where no bound depends on the start.
+    float64 when this one is not; `restrict(index)` is the sub-stack of these problems.
     """
 
     mv: Callable[[Tensor], Tensor]
@@ -40,7 +39,6 @@ class LinearOperator:
     weights: Float[Tensor, "*stack n"] | None = None
     exact: Callable[[], LinearOperator] | None = None
     restrict: Callable[[Tensor], LinearOperator] | None = None
-    guess: Callable[[], Tensor | None] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -57,7 +55,6 @@ class LinearOperator:
         if self.weights is not inner.weights and (self.weights is None or inner.weights is None or not self.weights.equal(inner.weights)):
             raise ValueError("cannot compose maps of different weights: their adjoints belong to different metrics.")
         outer_exact, inner_exact, outer_part, inner_part = self.exact, inner.exact, self.restrict, inner.restrict
-        seen = self.guess
         return replace(
             self,
             mv=lambda u: self.mv(inner.mv(u)),
@@ -65,7 +62,6 @@ class LinearOperator:
             in_shape=inner.in_shape,
             exact=None if outer_exact is None or inner_exact is None else lambda: outer_exact() @ inner_exact(),
             restrict=None if outer_part is None or inner_part is None else lambda index: outer_part(index) @ inner_part(index),
-            guess=None if seen is None else lambda: None if (near := seen()) is None else inner.rmv(near),
         )
 
     def plus(self, multiple: float) -> LinearOperator:
@@ -87,13 +83,8 @@ class LinearOperator:
         if self.weights is None:
             return self
         root = self.weights.sqrt().unsqueeze(-1)
-        seen = self.guess
         return self._derived(
-            LinearOperator.whitened,
-            mv=lambda u: self.mv(u / root) * root,
-            rmv=lambda u: self.rmv(u / root) * root,
-            weights=None,
-            guess=None if seen is None else lambda: None if (near := seen()) is None else near * root,
+            LinearOperator.whitened, mv=lambda u: self.mv(u / root) * root, rmv=lambda u: self.rmv(u / root) * root, weights=None
         )
 
     def flat(self) -> LinearOperator:
@@ -110,7 +101,6 @@ class LinearOperator:
             in_shape=(op.shape[1],),
             out_shape=(op.shape[0],),
             stack=(problems,),
-            guess=None if (seen := op.guess) is None else lambda: None if (near := seen()) is None else near.reshape(problems, -1),
         )
 
     def _derived(self, transform: Callable[[LinearOperator], LinearOperator], **changes: Any) -> LinearOperator:

@@ -105,7 +105,7 @@ def _run(op: LinearOperator, tol: float, failure_probability: float | None, seed
         left=torch.zeros(0),
         right=torch.zeros(problems, size, dtype=op.dtype, device=op.device),
     )
-    lanczos = _first_step(op, seed, informed=delta is None)
+    lanczos = _first_step(op, seed)
     number = np.arange(problems)  # which problem each row of the running process is
     for pair in range(1, max_pairs + 1):
         if pair > 1:
@@ -127,16 +127,9 @@ def _run(op: LinearOperator, tol: float, failure_probability: float | None, seed
     return found
 
 
-def _first_step(op: LinearOperator, seed: int, informed: bool) -> Lanczos:
-    """One step from random starts; a start that J sends to zero is drawn once more: zero twice means that J is zero, almost surely.
-
-    `informed` adds the operator's guess to the start, in equal parts. Never where an upper bound relies on a uniformly random one.
-    """
+def _first_step(op: LinearOperator, seed: int) -> Lanczos:
+    """One step from random starts; a start that J sends to zero is drawn once more: zero twice means that J is zero, almost surely."""
     first = starts(op.stack[0], op.shape[1], op, seed)
-    near = op.guess() if informed and op.guess is not None else None
-    if near is not None:
-        mixed = first.double() + near.double() / torch.linalg.vector_norm(near, dim=1, keepdim=True, dtype=torch.float64).clamp(min=1e-300)
-        first = (mixed / torch.linalg.vector_norm(mixed, dim=1, keepdim=True)).to(op.dtype)
     lanczos = Lanczos(op, first)
     lanczos.step()
     vanished = torch.as_tensor(lanczos.process.alpha[:, 0] == 0, device=op.device)

@@ -151,7 +151,7 @@ def _show(console: Console, plan: Plan, rows: list[Row], found: dict[int, Bounds
     summaries = summarise(rows)
     table = Table(
         box=box.SIMPLE_HEAD,
-        pad_edge=False,
+        padding=0,
         title=f"{Path(plan.model.name).name}: local Lipschitz constant of {plan.part}, {plan.samples} sequences per length",
     )
     for name in ("layer", "n", "sigma", "exponent in n", "R", "proved bound", "open"):
@@ -160,7 +160,7 @@ def _show(console: Console, plan: Plan, rows: list[Row], found: dict[int, Bounds
     for name in ["bracket"] * certified + ["released exponent"] * released:
         table.add_column(name, justify="right", no_wrap=True)
     for line in summaries:
-        extra = [f"+{line.width:.1e}" if line.width is not None else ""] * certified + [_exponent(line.released_fit)] * released
+        extra = [f"+{line.width:.0e}" if line.width is not None else ""] * certified + [_exponent(line.released_fit)] * released
         table.add_row(*_cells(line, found.get(line.layer)), *extra)
     console.print(table)
     console.print(

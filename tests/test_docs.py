@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from attnscope.cli.variants import as_markdown
+from benchmarks.table import as_markdown as as_table
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,6 +32,11 @@ def between(document: str, marker: str) -> str:
 
 def test_the_readme_shows_the_table_of_variants() -> None:
     assert between("README.md", "variants") == as_markdown(), "regenerate it: attnscope variants --markdown"
+
+
+def test_the_readme_quotes_the_benchmarks_as_they_ran() -> None:
+    results = json.loads((ROOT / "benchmarks/results.json").read_text())
+    assert between("README.md", "bench") == as_table(results), "regenerate it: python -m benchmarks --markdown"
 
 
 def test_the_readme_example_runs() -> None:

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.table import as_markdown as as_table
 
 from attnscope.cli.variants import as_markdown
-from benchmarks.table import as_markdown as as_table
 
 ROOT = Path(__file__).parents[1]
 

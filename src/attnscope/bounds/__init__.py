@@ -6,6 +6,7 @@ from attnscope.bounds.ball import on_ball
 from attnscope.bounds.block_norms import BlockNorms
 from attnscope.bounds.large_radius import Limit, large_radius_limit
 from attnscope.bounds.norm_layers import layer_norm_radius, rms_norm_radius
+from attnscope.bounds.sensitivity import NoBound, Sensitivity, remainder, sensitivity
 from attnscope.bounds.smoothness import smoothness
 
 __all__ = [
@@ -13,10 +14,14 @@ __all__ = [
     "Bound",
     "Bounds",
     "Limit",
+    "NoBound",
+    "Sensitivity",
     "constructions",
     "large_radius_limit",
     "layer_norm_radius",
     "on_ball",
+    "remainder",
     "rms_norm_radius",
+    "sensitivity",
     "smoothness",
 ]

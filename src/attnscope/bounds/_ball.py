@@ -1,0 +1,138 @@
+r"""What a softmax-like layer can become when its input moves by at most $\varepsilon$: the quantities that L3 and the remainder share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnscope.bounds._box import LEAST, box
+from attnscope.bounds._positive import TINY, fullest, others
+from attnscope.bounds._reading import Reading, distances
+
+ROUNDING = 1e-12
+"""Relative slack of every probability, far above its rounding; also the absolute slack of a row."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Ball:
+    r"""Upper bounds over all $X'$ with $|X' - X|_F \le \varepsilon$, axes (stack, head, query i, key j).
+
+    `high`, `low` hold $P'_{ij}$; `rise` and `fall` are the most that it can gain and lose; `b`, `y`, `kappa` bound $|C(x'_j - m'_i)|$,
+    $|A^T(x'_j - m'_i)|$ and $|\kappa'_{ij}|$; `written` is the largest mean of b and `bent` of $by$ under a row of $P'$; `spread`
+    bounds $\|\mathrm{diag}P'_i - P'_iP_i'^T\|$.
+    """
+
+    reading: Reading
+    eps: Float[Tensor, "*eps"]
+    low: Float[Tensor, "*out h n n"]
+    high: Float[Tensor, "*out h n n"]
+    rise: Float[Tensor, "*out h n n"]
+    fall: Float[Tensor, "*out h n n"]
+    reach: Float[Tensor, "*out h n"]
+    r"""$\max_j|e_j - P'_i| \le \sqrt2$."""
+    b: Float[Tensor, "*out h n n"]
+    y: Float[Tensor, "*out h n n"]
+    kappa: Float[Tensor, "*out h n m"]
+    written: Float[Tensor, "*out h n"]
+    bent: Float[Tensor, "*out h n"]
+    spread: Float[Tensor, "*out h n"]
+
+    @classmethod
+    def of(cls, reading: Reading, eps: Float[Tensor, "*eps"]) -> Ball:
+        radius = eps[..., None, None, None]
+        low, high, rise, fall = probabilities(reading, radius)
+        layer, slope = reading.layer, torch.maximum(rise, fall)
+        reach = (1 + torch.minimum(high.amax(-1), high.square().sum(-1))).sqrt()
+        inflation = []
+        for norm, distance in ((layer.c_norm, reading.b), (layer.a_norm, reading.y)):
+            moved = torch.minimum((slope * distance).sum(-1), fullest(distance, low, high))
+            inflation.append(moved + reach * norm[:, None] * radius[..., 0])
+        b, y = (distance + extra[..., None] for distance, extra in zip((reading.b, reading.y), inflation, strict=True))
+        return cls(
+            reading=reading,
+            eps=eps,
+            low=low,
+            high=high,
+            rise=rise,
+            fall=fall,
+            reach=reach,
+            b=b,
+            y=y,
+            kappa=_kappa(reading, radius),
+            written=fullest(reading.b, low, high) + inflation[0],
+            bent=fullest(b * y, low, high),
+            spread=spread(low, high),
+        )
+
+    @property
+    def slope(self) -> Float[Tensor, "*out h n n"]:
+        r"""At least $|P'_{ij} - P_{ij}|$."""
+        return torch.maximum(self.rise, self.fall)
+
+    def scalar(self, per_head: Float[Tensor, " h"]) -> Float[Tensor, "*out h"]:
+        """A number per head times eps."""
+        return per_head * self.eps[..., None]
+
+
+def probabilities(reading: Reading, radius: Float[Tensor, "*eps 1 1 1"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    r"""Interval of $P'_{ij}$ and the most that it can gain and lose: the box, and Jensen's $P'_{ij} \le P_{ij}e^{\rho_{ij}}$.
+
+    Never $P e^{\rho}$ with $\rho$ cut: the exponent is $\min(\rho, -\log P)$, which cuts the product at one.
+    """
+    least, most = box(reading, radius)
+    room = (-reading.log_p).masked_fill(~reading.allowed, 0.0)
+    grow = torch.minimum(torch.minimum(_jensen(reading, radius), most), room)
+    p, log_p = reading.p, reading.log_p.masked_fill(~reading.allowed, 0.0)
+    counted = p > LEAST
+    high = (log_p + grow).exp().clamp(max=1) * reading.allowed * (1 + ROUNDING)
+    rise = torch.where(counted, p * grow.masked_fill(~counted, 0.0).expm1(), high) * (1 + ROUNDING)
+    low = p * least.exp() * (1 - ROUNDING)
+    fall = -p * least.expm1() * (1 + ROUNDING)
+    return low, high, rise + ROUNDING * p, fall + ROUNDING * p
+
+
+def _jensen(reading: Reading, radius: Float[Tensor, "*eps 1 1 1"]) -> Float[Tensor, "*out h n n"]:
+    r"""At least $t_{ij} - \sum_kP_{ik}t_{ik}$, $t$ the change of the scores."""
+    p, layer = reading.p, reading.layer
+    eye = torch.eye(reading.n, dtype=torch.bool, device=p.device)
+    rest = others(p)
+    own_p, own_rest = (part.diagonal(dim1=-2, dim2=-1)[..., None] for part in (p, rest))
+    mean = p @ reading.query
+    off = distances(mean + own_p * reading.own, reading.query)
+    on = torch.linalg.vector_norm(reading.query - mean + own_rest * reading.own, dim=-1)[..., None]
+    weighed = (p * reading.kappa).square().masked_fill(eye, 0.0)
+    keys = torch.where(eye, weighed.sum(-1, keepdim=True), (rest * reading.kappa).square() + others(weighed))
+    linear = (torch.where(eye, on, off).square() + keys + TINY).sqrt()
+    turn = torch.where(eye, own_rest, own_p) + (rest.square() + others(p.square()) + TINY).sqrt()
+    bend = layer.a_norm[:, None, None] * turn + layer.m_norm[:, None, None] * p.amax(-1, keepdim=True)
+    return radius * linear + radius**2 * bend / 2
+
+
+def _kappa(reading: Reading, radius: Float[Tensor, "*eps 1 1 1"]) -> Float[Tensor, "*out h n m"]:
+    other, same = (norm[:, None, None] for norm in reading.layer.key_norms)
+    if reading.layer.m is None:
+        return reading.kappa + radius * other
+    eye = torch.eye(reading.n, dtype=torch.bool, device=radius.device)
+    return reading.kappa + radius * torch.where(eye, same, other)
+
+
+def spread(low: Float[Tensor, "*out n n"], high: Float[Tensor, "*out n n"]) -> Float[Tensor, "*out n"]:
+    r"""At least $\lambda_{max}(\mathrm{diag}\,p - pp^T)$ for every row $p$ with $l \le p \le u$.
+
+    $\lambda \le p_1(1 - p_1 + p_2)$ and $\le 2p_1(1 - p_1)$, $p_1 \ge p_2$ the largest entries: the worst over the entries that can be $p_1$.
+    """
+    top = high.topk(min(2, high.shape[-1]), dim=-1).values
+    second = torch.where(high >= top[..., :1], top[..., -1:], top[..., :1])
+    second = second if high.shape[-1] > 1 else torch.zeros_like(high)
+    away = others(high)
+    away = torch.where(low < 1 - 1e-3, torch.minimum(away, 1 - low), away) * (1 + ROUNDING)
+    twice = torch.where(high < 0.5, 2 * high * (1 - high), torch.where(low > 0.5, 2 * high.clamp(max=1) * away, 0.5)).clamp(max=0.5)
+    peak = (1 + second) / 2
+    pair = torch.where(high < peak, high * (1 - high + second), torch.where(low > peak, low * (away + second), peak.square()))
+    best = torch.minimum(torch.minimum(high, twice), pair)
+    return best.masked_fill(high < low.amax(-1, keepdim=True), 0.0).amax(-1) * (1 + ROUNDING) + ROUNDING

@@ -1,0 +1,73 @@
+r"""The norm $\xi$ of $D \mapsto rD + \sum_hP_hDC_h^T$, and of the whole Jacobian: exact when small, else from n x n and d x d matrices."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnscope.bounds._norms import spectral
+from attnscope.bounds._positive import positive_norm
+from attnscope.bounds._reading import Reading
+
+SMALL = 512
+"""Largest nd for which nd x nd matrices are built, one input of a stack at a time."""
+
+
+def direct_norm(p: Float[Tensor, "*stack h n n"], c: Float[Tensor, "h d d"], residual: float) -> Float[Tensor, "*stack"]:
+    r"""At least $\|rI + \sum_hP_h \otimes C_h\|$ for non-negative $P_h$."""
+    if p.shape[-1] * c.shape[-1] <= SMALL:
+        flat = [spectral(_direct(one, c, residual)) for one in p.reshape(-1, *p.shape[-3:])]
+        return torch.stack(flat).reshape(p.shape[:-3])
+    norm = spectral(c)
+    eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
+    found = [positive_norm(abs(residual) * eye + (norm[:, None, None] * p).sum(-3))]
+    found += [_split(p, c, norm, residual), _split(p.mT, c.mT, norm, residual), _uniform(p, c, norm, residual)]
+    return torch.stack(torch.broadcast_tensors(*found)).amin(0)
+
+
+def _split(p: Tensor, c: Tensor, norm: Float[Tensor, " h"], residual: float) -> Float[Tensor, "*stack"]:
+    r"""$\||r|I + \sum_h\|C_h\|P_h^TP_h\|^{1/2}\,\||r|I + \sum_h\|C_h\|^{-1}C_hC_h^T\|^{1/2}$, heads that write nothing left out."""
+    alive = norm > 0
+    inverse = torch.where(alive, 1 / norm.where(alive, torch.ones_like(norm)), 0.0)[:, None, None]
+    eye_n, eye_d = (abs(residual) * torch.eye(size, dtype=p.dtype, device=p.device) for size in (p.shape[-1], c.shape[-1]))
+    left = positive_norm(eye_n + (norm[:, None, None] * (p.mT @ p)).sum(-3))
+    right = spectral(eye_d + (inverse * (c @ c.mT)).sum(0))
+    return (left * right).sqrt()
+
+
+def _uniform(p: Tensor, c: Tensor, norm: Float[Tensor, " h"], residual: float) -> Float[Tensor, "*stack"]:
+    r"""$\max(|r|, \|rI + \sum_hC_h\|) + \sum_h\|P_h - 11^T/n\|\|C_h\|$: the norm is exact for the uniform coupling."""
+    eye = torch.eye(c.shape[-1], dtype=p.dtype, device=p.device)
+    centre = spectral(residual * eye + c.sum(0)).clamp(min=abs(residual))
+    return centre + (spectral(p - 1 / p.shape[-1]) * norm).sum(-1)
+
+
+def _direct(p: Float[Tensor, "h n n"], c: Float[Tensor, "h d d"], residual: float) -> Float[Tensor, "nd nd"]:
+    size = p.shape[-1] * c.shape[-1]
+    blocks = torch.einsum("hij,hab->iajb", p, c).reshape(size, size)
+    return blocks + residual * torch.eye(size, dtype=p.dtype, device=p.device)
+
+
+def jacobian_norm(reading: Reading, residual: float) -> Float[Tensor, "*stack"]:
+    r"""At least $\|DF(X)\|$: exact when small, else $\xi + \|\sum_h[P_{ij}b_{ij}|\kappa_{ij}|] + \mathrm{diag}\sum_jP_{ij}b_{ij}y_{ij}\|$."""
+    layer, p = reading.layer, reading.p
+    if reading.n * reading.x.shape[-1] <= SMALL:
+        parts = (reading.p, reading.value, reading.query, reading.key, reading.x)
+        flat = [part.reshape(-1, *part.shape[len(p.shape) - 3 :]) for part in parts[:4]] + [reading.x.reshape(-1, *reading.x.shape[-2:])]
+        found = [spectral(_jacobian(reading, residual, *one)) for one in zip(*flat, strict=True)]
+        return torch.stack(found).reshape(p.shape[:-3])
+    bent = (p * reading.b * reading.y).sum(-1)
+    moved = (p * reading.b * reading.kappa + torch.diag_embed(bent)).sum(-3)
+    budget = (layer.c_norm[:, None, None] * p).sum(-3) + abs(residual) * torch.eye(reading.n, dtype=p.dtype, device=p.device)
+    return torch.minimum(direct_norm(p, layer.c, residual) + positive_norm(moved), positive_norm(budget + moved))
+
+
+def _jacobian(reading: Reading, residual: float, p: Tensor, value: Tensor, query: Tensor, key: Tensor, x: Tensor) -> Float[Tensor, "nd nd"]:
+    deviation = p[..., None] * (value[:, None] - (p @ value)[:, :, None])  # (h, i, j, d)
+    kappa = key[:, :, None] if reading.layer.m is None else key[:, :, None] - (x @ reading.layer.m)[:, None]
+    blocks = torch.einsum("hija,hijb->iajb", deviation, kappa.expand_as(deviation))
+    own = torch.einsum("hija,hjb->iab", deviation, query)
+    n, d = x.shape
+    blocks = blocks + torch.einsum("iab,ij->iajb", own, torch.eye(n, dtype=p.dtype, device=p.device))
+    return blocks.reshape(n * d, n * d) + _direct(p, reading.layer.c, residual)

@@ -1,0 +1,120 @@
+r"""A softmax-like layer at one input, as the bounds over a ball around it need it.
+
+Scores are $s_{ij} = \langle Ax_i + v, x_j\rangle - \frac12\langle Mx_j, x_j\rangle + c_{ij}$ up to a constant of the row: dot products have $M = 0$,
+L2 attention has $A = 2sK^TQ$, $M = 2sK^TK$, $v = 2sK^T(b_Q - b_K)$. Their gradient in the key token is $\kappa_{ij} = Ax_i + v - Mx_j$,
+in the query token $A^Tx_j$ up to a constant of the row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from attnscope.attention import Heads
+from attnscope.attention._normalised import Normalised
+from attnscope.attention.l2 import L2
+from attnscope.bounds._norms import spectral
+from attnscope.measures import Particles
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Layer:
+    r"""The matrices of every head and their norms. `c` is $C_h = W_hV_h$; `m` is None for dot products."""
+
+    a: Float[Tensor, "h d d"]
+    c: Float[Tensor, "h d d"]
+    shift: Float[Tensor, "h d"]
+    m: Float[Tensor, "h d d"] | None
+    a_norm: Float[Tensor, " h"]
+    c_norm: Float[Tensor, " h"]
+    m_norm: Float[Tensor, " h"]
+
+    @classmethod
+    def of(cls, attention: Normalised) -> Layer:
+        heads = attention.heads
+        distance = isinstance(attention, L2)
+        factor = 2 if distance else 1
+        a, c = factor * heads.a, heads.values
+        m = 2 * heads.scale * heads.key.mT @ heads.key if distance else None
+        zero = torch.zeros_like(a[:, 0, 0])
+        return cls(a, c, factor * _shift(heads, distance), m, spectral(a), spectral(c), zero if m is None else spectral(m))
+
+    @property
+    def key_norms(self) -> tuple[Float[Tensor, " h"], Float[Tensor, " h"]]:
+        r"""By how much $\kappa_{ij}$ can grow per unit of movement, for $i \ne j$ and for $i = j$: $\|[A, -M]\|$ and $\|A - M\|$."""
+        if self.m is None:
+            return self.a_norm, self.a_norm
+        return spectral(torch.cat([self.a, -self.m], dim=-1)), spectral(self.a - self.m)
+
+
+def _shift(heads: Heads, distance: bool) -> Float[Tensor, "h d"]:
+    r"""$sK^Tb_Q$, or $sK^T(b_Q - b_K)$ for distances."""
+    bias = torch.zeros_like(heads.key[..., 0])
+    bias = bias if heads.query_bias is None else bias + heads.query_bias
+    bias = bias - heads.key_bias if distance and heads.key_bias is not None else bias
+    return heads.scale * (heads.key.mT @ bias[..., None])[..., 0]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Reading:
+    r"""Coupling and distances at the input. Vectors of token j are centred where only differences of tokens matter.
+
+    `query` are the rows $A^T(x_j - \bar x)$, `key` the rows $Ax_i + v$, `own` the rows $\kappa_{ii}$, `value` the rows $C(x_j - \bar x)$.
+    """
+
+    layer: Layer
+    x: Float[Tensor, "*stack n d"]
+    log_p: Float[Tensor, "*stack h n n"]
+    p: Float[Tensor, "*stack h n n"]
+    allowed: Bool[Tensor, "n n"]
+    query: Float[Tensor, "*stack h n d"]
+    key: Float[Tensor, "*stack h n d"]
+    own: Float[Tensor, "*stack h n d"]
+    value: Float[Tensor, "*stack h n d"]
+    kappa: Float[Tensor, "*stack h n m"]
+    r"""$|\kappa_{ij}|$; m = 1 when it does not depend on j."""
+    y: Float[Tensor, "*stack h n n"]
+    r"""$|A^T(x_j - m_i)|$, $m_i = \sum_jP_{ij}x_j$."""
+    b: Float[Tensor, "*stack h n n"]
+    r"""$|C(x_j - m_i)|$."""
+
+    @classmethod
+    def of(cls, attention: Normalised, x: Float[Tensor, "*stack n d"]) -> Reading:
+        layer, n = Layer.of(attention), x.shape[-2]
+        allowed = torch.ones(n, n, dtype=torch.bool, device=x.device)
+        allowed = allowed.tril() if attention.causal else allowed
+        scores = _scores(attention, x).masked_fill(~allowed, float("-inf"))
+        log_p = torch.log_softmax(scores, dim=-1)
+        p = log_p.exp()
+        tokens = x[..., None, :, :]
+        centred = tokens - tokens.mean(-2, keepdim=True)
+        query, key, value = centred @ layer.a, tokens @ layer.a.mT + layer.shift[:, None], centred @ layer.c.mT
+        own, kappa = key, torch.linalg.vector_norm(key, dim=-1, keepdim=True)
+        if layer.m is not None:
+            turned = tokens @ layer.m
+            own, kappa = key - turned, distances(key, turned)
+        y, b = distances(p @ query, query), distances(p @ value, value)
+        return cls(layer, x, log_p, p, allowed, query, key, own, value, kappa, y, b)
+
+    @property
+    def n(self) -> int:
+        return self.x.shape[-2]
+
+
+def distances(x: Float[Tensor, "*stack m d"], y: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack m n"]:
+    """|x_i - y_j| by differences: no digits are lost to large norms."""
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _scores(attention: Normalised, x: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack h n n"]:
+    mu = Particles(x)
+    q, k, bias, scale = attention.kernel(x, mu)
+    scores = scale * q @ k.mT + bias[..., None, :]
+    position_bias = attention.position_bias(*attention.token_numbers(x, mu, None))
+    return scores if position_bias is None else scores + position_bias

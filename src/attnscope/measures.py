@@ -199,6 +199,7 @@ def _check_companion(name: str, value: Tensor, x: Tensor) -> None:
 
 
 def _check_masses(weights: Tensor) -> None:
+    weights = weights.detach()
     if weights.min() < 0:
         raise ValueError(f"weights must not be negative, got a smallest weight of {weights.min():.6g}.")
     off = float((weights.sum(-1, dtype=torch.float64) - 1).abs().max())

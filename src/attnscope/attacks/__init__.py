@@ -1,0 +1,9 @@
+"""Inputs that attention stretches most: searched, built, and split."""
+
+from attnscope.attacks._starts import adversarial
+from attnscope.attacks.curves import Curves, curves
+from attnscope.attacks.finite import Attack, Comparison, compare
+from attnscope.attacks.search import WorstCase, worst_case
+from attnscope.attacks.splitting import Split, split
+
+__all__ = ["Attack", "Comparison", "Curves", "Split", "WorstCase", "adversarial", "compare", "curves", "split", "worst_case"]

@@ -74,9 +74,19 @@ class Ball:
         r"""At least $|P'_{ij} - P_{ij}|$."""
         return torch.maximum(self.rise, self.fall)
 
-    def scalar(self, per_head: Float[Tensor, " h"]) -> Float[Tensor, "*out h"]:
-        """A number per head times eps."""
-        return per_head * self.eps[..., None]
+    @property
+    def left(self) -> Float[Tensor, "*out h n n"]:
+        r"""At least $1 - P'_{ij} - u_{ij}$, and 0: $|u_j - \sum_kP'_{ik}u_k| \le \sum_ku_{ik}|u_k| + left_{ij}|u_j|$."""
+        return (1 - self.low - self.high).clamp(min=0)
+
+    @property
+    def balance(self) -> Float[Tensor, "*out h n m"]:
+        r"""$\frac12(\kappa_{ij}^2/\tau_i + \tau_i)$, $\tau_i = \max_j\kappa_{ij}$: for weights $p$ and lengths $v$,
+        $(\sum_jp_j\kappa_{ij}^2v_j^2\,\sum_jp_jv_j^2)^{1/2} \le \sum_jp_j\,$balance$_{ij}v_j^2$."""
+        if self.reading.layer.m is None:
+            return self.kappa
+        top = self.kappa.amax(-1, keepdim=True)
+        return (self.kappa.square() / (top + TINY) + top) / 2
 
 
 def probabilities(reading: Reading, radius: Float[Tensor, "*eps 1 1 1"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:

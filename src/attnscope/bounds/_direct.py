@@ -14,10 +14,14 @@ SMALL = 512
 """Largest nd for which nd x nd matrices are built, one input of a stack at a time."""
 
 
+def is_small(x: Float[Tensor, "*stack n d"]) -> bool:
+    return x.shape[-2] * x.shape[-1] <= SMALL
+
+
 def direct_norm(p: Float[Tensor, "*stack h n n"], c: Float[Tensor, "h d d"], residual: float) -> Float[Tensor, "*stack"]:
     r"""At least $\|rI + \sum_hP_h \otimes C_h\|$ for non-negative $P_h$."""
     if p.shape[-1] * c.shape[-1] <= SMALL:
-        flat = [spectral(_direct(one, c, residual)) for one in p.reshape(-1, *p.shape[-3:])]
+        flat = [spectral(dense_direct(one, c, residual)) for one in p.reshape(-1, *p.shape[-3:])]
         return torch.stack(flat).reshape(p.shape[:-3])
     norm = spectral(c)
     eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
@@ -37,22 +41,23 @@ def _split(p: Tensor, c: Tensor, norm: Float[Tensor, " h"], residual: float) -> 
 
 
 def _uniform(p: Tensor, c: Tensor, norm: Float[Tensor, " h"], residual: float) -> Float[Tensor, "*stack"]:
-    r"""$\max(|r|, \|rI + \sum_hC_h\|) + \sum_h\|P_h - 11^T/n\|\|C_h\|$: the norm is exact for the uniform coupling."""
+    r"""$\max(|r|, \|rI + n\sum_h\bar p_hC_h\|) + \sum_h\|P_h - \bar p_h11^T\|\|C_h\|$: the norm is exact for a constant coupling."""
+    mean = p.mean((-2, -1))
     eye = torch.eye(c.shape[-1], dtype=p.dtype, device=p.device)
-    centre = spectral(residual * eye + c.sum(0)).clamp(min=abs(residual))
-    return centre + (spectral(p - 1 / p.shape[-1]) * norm).sum(-1)
+    centre = spectral(residual * eye + p.shape[-1] * torch.einsum("...h,hab->...ab", mean, c)).clamp(min=abs(residual))
+    return centre + (spectral(p - mean[..., None, None]) * norm).sum(-1)
 
 
-def _direct(p: Float[Tensor, "h n n"], c: Float[Tensor, "h d d"], residual: float) -> Float[Tensor, "nd nd"]:
+def dense_direct(p: Float[Tensor, "h n n"], c: Float[Tensor, "h d d"], residual: float) -> Float[Tensor, "nd nd"]:
     size = p.shape[-1] * c.shape[-1]
     blocks = torch.einsum("hij,hab->iajb", p, c).reshape(size, size)
     return blocks + residual * torch.eye(size, dtype=p.dtype, device=p.device)
 
 
-def jacobian_norm(reading: Reading, residual: float) -> Float[Tensor, "*stack"]:
+def jacobian_norm(reading: Reading, residual: float, xi: Float[Tensor, "*stack"]) -> Float[Tensor, "*stack"]:
     r"""At least $\|DF(X)\|$: exact when small, else $\xi + \|\sum_h[P_{ij}b_{ij}|\kappa_{ij}|] + \mathrm{diag}\sum_jP_{ij}b_{ij}y_{ij}\|$."""
     layer, p = reading.layer, reading.p
-    if reading.n * reading.x.shape[-1] <= SMALL:
+    if is_small(reading.x):
         parts = (reading.p, reading.value, reading.query, reading.key, reading.x)
         flat = [part.reshape(-1, *part.shape[len(p.shape) - 3 :]) for part in parts[:4]] + [reading.x.reshape(-1, *reading.x.shape[-2:])]
         found = [spectral(_jacobian(reading, residual, *one)) for one in zip(*flat, strict=True)]
@@ -60,7 +65,7 @@ def jacobian_norm(reading: Reading, residual: float) -> Float[Tensor, "*stack"]:
     bent = (p * reading.b * reading.y).sum(-1)
     moved = (p * reading.b * reading.kappa + torch.diag_embed(bent)).sum(-3)
     budget = (layer.c_norm[:, None, None] * p).sum(-3) + abs(residual) * torch.eye(reading.n, dtype=p.dtype, device=p.device)
-    return torch.minimum(direct_norm(p, layer.c, residual) + positive_norm(moved), positive_norm(budget + moved))
+    return torch.minimum(xi + positive_norm(moved), positive_norm(budget + moved))
 
 
 def _jacobian(reading: Reading, residual: float, p: Tensor, value: Tensor, query: Tensor, key: Tensor, x: Tensor) -> Float[Tensor, "nd nd"]:
@@ -70,4 +75,4 @@ def _jacobian(reading: Reading, residual: float, p: Tensor, value: Tensor, query
     own = torch.einsum("hija,hjb->iab", deviation, query)
     n, d = x.shape
     blocks = blocks + torch.einsum("iab,ij->iajb", own, torch.eye(n, dtype=p.dtype, device=p.device))
-    return blocks.reshape(n * d, n * d) + _direct(p, reading.layer.c, residual)
+    return blocks.reshape(n * d, n * d) + dense_direct(p, reading.layer.c, residual)

@@ -11,11 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.attention import Attention
+from attnscope.attention.l2 import L2
+from attnscope.attention.sigmoid import Sigmoid
 from attnscope.attention.softmax import Softmax
 from attnscope.bounds._bound import Kind, Side
 from attnscope.bounds._reading import Reading
-from attnscope.bounds._remainder import softmax_remainder
-from attnscope.bounds._softmax_bounds import softmax_candidates
+from attnscope.bounds._sigmoid_ball import SigmoidReading
+from attnscope.bounds._sigmoid_bounds import sigmoid_candidates, sigmoid_remainder
+from attnscope.bounds._softmax_bounds import softmax_candidates, softmax_remainder
 from attnscope.validation import check_shape, check_tensor, described
 
 SLACK = 1e-9
@@ -35,10 +38,10 @@ class Sensitivity:
     """
 
     candidates: dict[str, Float[Tensor, "*out"]]
-    assumes: str
     side: Side = field(default="upper", init=False)
     kind: Kind = field(default="proved", init=False)
-    source: str = field(default="docs/theorems.md, Sensitivity", init=False)
+    source: str = field(default="docs/theorems.md, How far the output can move", init=False)
+    assumes: str = field(default="weights and mask are fixed, arithmetic is float64 with the stated relative slack", init=False)
     slack: float = field(default=SLACK, init=False)
 
     @property
@@ -66,34 +69,56 @@ def sensitivity(attention: Attention, x: Float[Tensor, "*stack n d"], eps: float
     attention, x, radius = _checked(attention, x, eps)
     if isinstance(residual, bool) or not isinstance(residual, int | float) or not math.isfinite(residual):
         raise ValueError(f"residual must be a finite number, got {described(residual)}.")
-    reading = Reading.of(attention, x)  # type: ignore[arg-type]
-    found = softmax_candidates(reading, radius, residual)
+    if isinstance(attention, Sigmoid):
+        found = sigmoid_candidates(SigmoidReading.of(attention, x), radius, residual)
+    else:
+        found = softmax_candidates(Reading.of(attention, x), radius, residual)
     shape = torch.broadcast_shapes(radius.shape, x.shape[:-2])
-    return Sensitivity({name: (value * (1 + SLACK)).expand(shape) for name, value in found.items()}, "float64, slack 1e-9")
+    return Sensitivity({name: (value * (1 + SLACK)).expand(shape) for name, value in found.items()})
 
 
 def remainder(
     attention: Attention, x: Float[Tensor, "*stack n d"], eps: float | Tensor, gradient: Float[Tensor, "c *stack n d"]
-) -> Float[Tensor, "c *out"]:
-    r"""At least $-\langle g, R\rangle$ for each direction g, $R = F(X + D) - F(X) - DF(X)D$, over $|D|_F \le \varepsilon$."""
+) -> Float[Tensor, "c ..."]:
+    r"""At least $-\langle g, R\rangle$ for each direction g, $R = F(X + D) - F(X) - DF(X)D$, over $|D|_F \le \varepsilon$.
+
+    `gradient` holds c directions, each of the shape of `x`; the result is (c, *stack), with the axes of eps if it has more.
+    """
     attention, x, radius = _checked(attention, x, eps)
-    check_tensor("gradient", gradient, "... n d")
+    check_tensor("gradient", gradient, "... c n d")
     check_shape("gradient", gradient, (*gradient.shape[:1], *x.shape), "directions first, then the shape of x")
-    found = softmax_remainder(Reading.of(attention, x), radius, gradient.to(torch.float64))  # type: ignore[arg-type]
-    return found * (1 + SLACK)
+    missing = max(0, radius.ndim - (x.ndim - 2))
+    gradient = gradient.to(x).reshape(gradient.shape[0], *(1,) * missing, *x.shape)
+    if isinstance(attention, Sigmoid):
+        return sigmoid_remainder(SigmoidReading.of(attention, x), radius, gradient) * (1 + SLACK)
+    return softmax_remainder(Reading.of(attention, x), radius, gradient) * (1 + SLACK)
 
 
-def _checked(attention: Attention, x: Tensor, eps: float | Tensor) -> tuple[Attention, Tensor, Tensor]:
+def _checked(attention: Attention, x: Tensor, eps: float | Tensor) -> tuple[Softmax | L2 | Sigmoid, Tensor, Tensor]:
     """What the doors of this file have in common: float64 throughout, eps as a tensor."""
     if not isinstance(attention, Attention):
         raise TypeError(f"attention must be an Attention, for example Softmax(heads), got {described(attention)}.")
     check_tensor("x", x, "... n d")
     check_shape("x", x, (*x.shape[:-1], attention.heads.dim), "the dimension of the heads")
-    if not isinstance(attention, Softmax):
-        raise NoBound(f"no sensitivity bound is proved for {attention.name} attention. Use softmax attention.")
+    if not isinstance(attention, Softmax | L2 | Sigmoid):
+        raise NoBound(
+            f"no bound on the movement of {attention.name} attention over a ball is proved here. Use softmax, l2 or sigmoid attention."
+        )
     if attention.heads.rotary is not None:
-        raise NoBound("no sensitivity bound is proved for rotary heads. Use a position bias or learned positions instead.")
+        raise NoBound(
+            "no bound on the movement of rotary heads over a ball is proved here: the gradient of a score changes with the distance "
+            "of two tokens. Use a position bias (heads.position_bias) or positions added to the tokens."
+        )
+    longest = attention.heads.position_bias.shape[-1] if attention.heads.position_bias is not None else x.shape[-2]
+    if x.shape[-2] > longest:
+        raise ValueError(f"the position bias of these heads serves sequences of at most {longest} tokens, got {x.shape[-2]}.")
+    if isinstance(eps, bool) or not isinstance(eps, int | float | Tensor):
+        raise TypeError(f"eps must be a number or a tensor of numbers, got {described(eps)}.")
     radius = torch.as_tensor(eps, dtype=torch.float64, device=x.device)
     if not bool((torch.isfinite(radius) & (radius > 0)).all()):
         raise ValueError(f"eps must be finite and above 0, got {described(eps)}.")
+    try:
+        torch.broadcast_shapes(radius.shape, x.shape[:-2])
+    except RuntimeError:
+        raise ValueError(f"eps must broadcast against the stack axes {tuple(x.shape[:-2])} of x, got {described(eps)}.") from None
     return attention.to(torch.float64), x.to(torch.float64), radius

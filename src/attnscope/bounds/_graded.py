@@ -1,0 +1,37 @@
+r"""Graded radius: the point at share s of a segment lies in the ball of radius s eps, so each part of it is judged by its own ball."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Radii, in units of eps, of the balls behind a bound on the movement."""
+REMAINDER_SHARES = (0.5, 1.0)
+"""The same for a bound on the remainder."""
+
+
+def steps(shares: tuple[float, ...]) -> list[float]:
+    return [share - before for before, share in zip((0.0, *shares), shares, strict=False)]
+
+
+def graded(eps: Float[Tensor, "*eps"], first: Tensor, constants: list[Tensor], hessians: list[Tensor]) -> Tensor:
+    r"""$\int_0^\varepsilon\min(\Lambda(s), \|DF(X)\| + \int_0^sH)\,ds$, $\Lambda$ and $H$ rounded up to the next radius."""
+    total, grown = torch.zeros_like(eps), first
+    for step, constant, hessian in zip(steps(SHARES), constants, hessians, strict=True):
+        gain = step * eps * hessian
+        total = total + step * eps * torch.minimum(constant, grown + gain / 2)
+        grown = grown + gain
+    return total
+
+
+def graded_remainder(eps: Float[Tensor, "*eps"], curvature: Callable[[Tensor], Tensor]) -> Tensor:
+    r"""$\varepsilon^2\sum_kW_kQ(s_k\varepsilon)$, $W_k = \int_{s_{k-1}}^{s_k}(1 - s)\,ds$, $Q$ the curvature over the ball of that radius."""
+    total, before = torch.zeros_like(eps), 0.0
+    for share in REMAINDER_SHARES:
+        weight = (share - before) * (1 - (share + before) / 2)
+        total, before = total + weight * curvature(share * eps), share
+    return total * eps**2

@@ -233,8 +233,12 @@ def by_rows(
     rows = max(1, CHUNK_BYTES // (entries_per_row * x.element_size()))
     if rows >= x.shape[-2]:
         return field(x, positions)
-    pieces = [
-        field(x[..., start : start + rows, :], None if positions is None else positions[..., start : start + rows])
-        for start in range(0, x.shape[-2], rows)
-    ]
-    return torch.cat(pieces, dim=-2)
+    whole = None
+    for start in range(0, x.shape[-2], rows):
+        part = slice(start, start + rows)
+        piece = field(x[..., part, :], None if positions is None else positions[..., part])
+        if whole is None:  # a list of small pieces would pin the heap between the large blocks
+            whole = piece.new_empty(*piece.shape[:-2], x.shape[-2], piece.shape[-1])
+        whole[..., part, :] = piece
+    assert whole is not None
+    return whole

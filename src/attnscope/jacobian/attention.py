@@ -24,6 +24,10 @@ def of_attention(attention: Attention, mu: Particles) -> LinearOperator:
     attention(mu.x[..., :1, :], mu, mu.places()[..., :1])  # the doors: dimensions, dtypes, masks
     if not (mu.weights > 0).all():
         raise ValueError("the Jacobian in L2(mu) needs every weight above 0: drop the particles that carry no mass.")
+    return _of_checked(attention, mu)
+
+
+def _of_checked(attention: Attention, mu: Particles) -> LinearOperator:
     plain = _analytic(attention, mu) if isinstance(attention, Softmax | L2) else _automatic(attention, mu)
     weights = mu.weights
     uniform = bool((weights == weights[..., :1]).all())
@@ -32,8 +36,8 @@ def of_attention(attention: Attention, mu: Particles) -> LinearOperator:
         plain,
         rmv=plain.rmv if uniform else lambda v: plain.rmv(mass * v) / mass,
         weights=None if uniform else weights,
-        exact=None if mu.x.dtype == torch.float64 else lambda: of_attention(attention.to(torch.float64), mu.to(torch.float64)),
-        restrict=(lambda index: of_attention(attention, _sub_stack(mu, index))) if mu.x.ndim > 2 else None,
+        exact=None if mu.x.dtype == torch.float64 else lambda: _of_checked(attention.to(torch.float64), mu.to(torch.float64)),
+        restrict=(lambda index: _of_checked(attention, _sub_stack(mu, index))) if mu.x.ndim > 2 else None,
     )
 
 

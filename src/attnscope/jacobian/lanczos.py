@@ -6,6 +6,7 @@ those of $J$. Only $V$ is stored and reorthogonalised; every norm is accumulated
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from torch import Tensor
 from attnscope.jacobian.operator import LinearOperator
 
 BLOCK = 8
+AHEAD = 20
 
 
 @dataclass
@@ -67,6 +69,22 @@ class Ritz:
         gap = apart.min(axis=2) / np.maximum(squared, 1e-300)
         gap = np.minimum(gap, 1.0)
         return cls(values, residuals, right, rho**2 / (2 * np.maximum(np.maximum(gap, rho), 1e-300)))
+
+
+def still_to_come(process: Process, top: Float64[np.ndarray, " b"]) -> Float64[np.ndarray, " b"]:
+    r"""An estimate of $\sigma/\theta_1 - 1$: what the largest Ritz value would gain if the process went on with coefficients as lately.
+
+    B is continued by AHEAD steps with the mean of its last third; their top singular value is what more pairs would find. Where the
+    residual bound $\rho^2/(2\,\mathrm{gap})$ puts all of the residual on the second singular vector, this weighs it by the spectrum
+    seen so far.
+    """
+    lately = max(2, process.alpha.shape[1] // 3)
+    longer = [
+        np.concatenate([coefficients, np.repeat(coefficients[:, -lately:].mean(axis=1, keepdims=True), AHEAD, axis=1)], axis=1)
+        for coefficients in (process.alpha, process.beta)
+    ]
+    continued = dataclasses.replace(process, alpha=longer[0], beta=longer[1])
+    return np.linalg.svd(continued.matrices(), compute_uv=False)[:, 0] / np.maximum(top, 1e-300) - 1
 
 
 @dataclass

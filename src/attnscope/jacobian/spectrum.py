@@ -15,11 +15,13 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnscope.jacobian.bracket import SLACK, reaches, smallest_overlap, upper_bound
-from attnscope.jacobian.lanczos import Lanczos, Ritz, noise, starts
+from attnscope.jacobian.lanczos import Lanczos, Process, Ritz, noise, starts, still_to_come
 from attnscope.jacobian.operator import LinearOperator
 from attnscope.validation import check_positive, described
 
 EVERY_STEP_UNTIL = 12
+RESIDUAL_PESSIMISM = 30
+"""By how much the residual's estimate may exceed a sharper one that is believed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,12 +109,14 @@ def _run(op: LinearOperator, tol: float, failure_probability: float | None, seed
     )
     lanczos = _first_step(op, seed)
     number = np.arange(problems)  # which problem each row of the running process is
+    near = False
     for pair in range(1, max_pairs + 1):
         if pair > 1:
             lanczos.step()
-        if pair > EVERY_STEP_UNTIL and pair % 2 and pair < max_pairs and not lanczos.process.finished.any():
+        if pair > EVERY_STEP_UNTIL and pair % 2 and pair < max_pairs and not near and not lanczos.process.finished.any():
             continue
         ritz = Ritz.of(lanczos.process)
+        near = bool((ritz.errors[lanczos.active, 0] <= 100 * tol).any())
         done = _done(lanczos, ritz, tol, delta, width / (1 + slack)) & lanczos.active
         stop = lanczos.active if pair == max_pairs else done | (lanczos.process.finished & lanczos.active)
         if stop.any():
@@ -143,11 +147,21 @@ def _first_step(op: LinearOperator, seed: int) -> Lanczos:
 def _done(lanczos: Lanczos, ritz: Ritz, tol: float, delta: float | None, width: float) -> Bool[np.ndarray, " b"]:
     """Which problems have reached the tolerance."""
     process = lanczos.process
-    close = (ritz.errors[:, 0] <= tol) & ((process.alpha.shape[1] >= 3) | process.finished)
+    close = _close(process, ritz, tol) & ((process.alpha.shape[1] >= 3) | process.finished)
     asked = np.flatnonzero(close & ~_closed(lanczos, ritz))
     if delta is not None and len(asked):
         narrow = reaches(process.alpha[asked], process.beta[asked], ritz.values[asked, 0] * (1 + width), delta, noise(lanczos.op.dtype))
         close[asked] = narrow | (np.abs(ritz.right[asked, 0, 0]) < delta)
+    return close
+
+
+def _close(process: Process, ritz: Ritz, tol: float) -> Bool[np.ndarray, " b"]:
+    """Where the error is estimated below `tol`: by the residual, or, once that is not far, by half of it for what is still to come."""
+    close = ritz.errors[:, 0] <= tol
+    open_ = np.flatnonzero(~close & ~process.finished & (ritz.errors[:, 0] <= RESIDUAL_PESSIMISM * tol))
+    if len(open_):
+        rows = Process(process.alpha[open_], process.beta[open_], process.steps[open_], process.finished[open_])
+        close[open_] = 2 * still_to_come(rows, ritz.values[open_, 0]) <= tol
     return close
 
 

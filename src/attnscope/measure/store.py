@@ -7,36 +7,29 @@ import io
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 
-from attnscope.measure.sweep import Row
-
-RESULTS = "results.jsonl"
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write to a neighbour and rename it: a reader sees the old file or the new one, never half of it."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(partial, path)
+from attnscope.files import write_atomically
 
 
 class Store:
-    """A folder of results. Rows go to a partial file at once, which becomes results.jsonl on leaving, however that happens."""
+    """A folder of results. Rows, named tuples of one kind, go to a partial file at once, which becomes NAME.jsonl on leaving, however that
+    happens.
+    """
 
-    def __init__(self, folder: Path, overwrite: bool) -> None:
-        self.folder = folder
-        self.rows: list[Row] = []
-        if (folder / RESULTS).exists() and not overwrite:
+    def __init__(self, folder: Path, overwrite: bool, name: str = "results") -> None:
+        self.folder, self.name = folder, name
+        self.rows: list[Any] = []
+        if (folder / f"{name}.jsonl").exists() and not overwrite:
             raise ValueError(f"{str(folder)!r} already holds results: choose another --out, or pass --overwrite to replace them.")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._partial = (folder / f"{RESULTS}.partial").open("w")
+            self._partial = (folder / f"{name}.jsonl.partial").open("w")
         except OSError as error:
             raise ValueError(f"the folder {str(folder)!r} cannot be written ({error.strerror or error}): choose another --out.") from error
 
@@ -46,12 +39,12 @@ class Store:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self._partial.close()
         if self.rows:
-            os.replace(self._partial.name, self.folder / RESULTS)
-            write_atomically(self.folder / "results.csv", as_csv(self.rows))
+            os.replace(self._partial.name, self.folder / f"{self.name}.jsonl")
+            write_atomically(self.folder / f"{self.name}.csv", as_csv(self.rows))
         else:
             os.unlink(self._partial.name)
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[Any]) -> None:
         """Keep these rows: they are on disk when this returns."""
         for row in rows:
             self.rows.append(row)
@@ -59,11 +52,11 @@ class Store:
         self._partial.flush()
 
 
-def as_csv(rows: Iterable[Row]) -> str:
+def as_csv(rows: Sequence[Any]) -> str:
     """The rows as CSV with a header; empty cells where there is no value."""
     made = io.StringIO()
     writer = csv.writer(made)
-    writer.writerow(Row._fields)
+    writer.writerow(rows[0]._fields)
     writer.writerows(["" if value is None else value for value in row] for row in rows)
     return made.getvalue()
 

@@ -1,0 +1,95 @@
+r"""The attention layer of a network: $x + s\,\Gamma_{x}(N x)$ for any variant of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnscope import bounds
+from attnscope.attention import Attention, Heads
+from attnscope.bounds._norms import spectral_of_product
+from attnscope.measures import Particles
+from attnscope.nets._layer import SLACK, Layer
+from attnscope.nets.norms import Centre, Norm, refuse_unbounded
+
+
+@final
+class ResidualAttention(Layer):
+    r"""$x + s\,\Gamma(Nx)$ with N a norm layer or nothing; the heads are parameters, the variant is a class of `attnscope.attention`."""
+
+    query: nn.Parameter
+    key: nn.Parameter
+    value: nn.Parameter
+    output: nn.Parameter
+    query_bias: nn.Parameter
+    output_bias: nn.Parameter
+    position_bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        variant: type[Attention],
+        options: Mapping[str, float],
+        heads: Heads,
+        causal: bool,
+        norm: Norm | None,
+        step: float,
+    ) -> None:
+        super().__init__()
+        self.variant, self.options, self.causal, self.step = variant, dict(options), causal, step
+        self.norm = norm
+        for name in ("query", "key", "value", "output", "query_bias", "output_bias", "position_bias"):
+            part = getattr(heads, name)
+            self.register_parameter(name, None if part is None else nn.Parameter(part))
+        self.scale = heads.scale
+
+    def heads(self) -> Heads:
+        """The heads as the variants read them, a mean-centring before them included."""
+        query, key, value = (self.query, self.key, self.value)
+        if isinstance(self.norm, Centre):
+            query, key, value = self.norm(query), self.norm(key), self.norm(value)
+        return Heads(
+            query, key, value, self.output, query_bias=self.query_bias, output_bias=self.output_bias,
+            position_bias=self.position_bias, scale=self.scale,
+        )  # fmt: skip
+
+    def attention(self) -> Attention:
+        """The map between measures that this layer adds to its input, times the step."""
+        return self.variant(self.heads(), causal=self.causal, **self.options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = x if self.norm is None or isinstance(self.norm, Centre) else self.norm(x)
+        return x + self.step * self.attention()(read, Particles(read))
+
+    def content_norms(self) -> Float[Tensor, " h"]:
+        r"""$\|A_h\|$, the part of the scores that depends on what tokens say and not on where they stand."""
+        heads = self.heads()
+        return heads.scale * spectral_of_product(heads.key.detach().double().mT, heads.query.detach().double())
+
+    def without_content(self) -> None:
+        """Set A to 0: the coupling then depends on the places of tokens alone."""
+        with torch.no_grad():
+            for part in (self.query, self.key, self.query_bias):
+                part.zero_()
+
+    def lift_content(self, floor: float) -> None:
+        r"""Scale queries and keys of heads with $\|A_h\|$ below the floor up to it: attention cannot die while it trains."""
+        with torch.no_grad():
+            norms = self.content_norms().clamp(min=torch.finfo(torch.float64).tiny)
+            factor = (floor / norms).clamp(min=1).sqrt().to(self.query)[:, None, None]
+            self.query.mul_(factor)
+            self.key.mul_(factor)
+
+    def sensitivity(self, x: Float[Tensor, "*stack n d"], eps: float | Tensor) -> Float[Tensor, "*out"]:
+        refuse_unbounded(self.norm)
+        found = bounds.sensitivity(self.attention().to(torch.float64), x.double(), eps, residual=1 / self.step)
+        return self.step * found.value * (1 + SLACK)
+
+    def remainder(
+        self, x: Float[Tensor, "*stack n d"], eps: float | Tensor, gradient: Float[Tensor, "c *stack n d"]
+    ) -> Float[Tensor, "c ..."]:
+        refuse_unbounded(self.norm)
+        return bounds.remainder(self.attention().to(torch.float64), x.double(), eps, self.step * gradient.double()) * (1 + SLACK)

@@ -1,0 +1,39 @@
+"""The last layer: from tokens to logits."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnscope.bounds._norms import spectral
+from attnscope.nets._layer import LinearLayer
+
+POOLINGS = ("flatten", "mean", "tokens")
+
+
+@final
+class Head(LinearLayer):
+    r"""A linear map of all tokens side by side ("flatten"), of their mean ("mean"), or of each by itself ("tokens")."""
+
+    def __init__(self, tokens: int, dim: int, classes: int, pooling: str, generator: torch.Generator) -> None:
+        super().__init__()
+        self.pooling, self.tokens = pooling, tokens
+        inputs = dim * (tokens if pooling == "flatten" else 1)
+        self.weight = nn.Parameter(torch.randn(classes, inputs, generator=generator) / inputs**0.5)
+        self.bias = nn.Parameter(torch.zeros(classes))
+
+    @property
+    def out_axes(self) -> int:  # type: ignore[override]
+        return 2 if self.pooling == "tokens" else 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.pooling != "tokens":
+            x = x.flatten(-2) if self.pooling == "flatten" else x.mean(-2)
+        return x @ self.weight.mT + self.bias
+
+    def norm(self) -> Float[Tensor, ""]:
+        norm = spectral(self.weight.detach().double())
+        return norm / self.tokens**0.5 if self.pooling == "mean" else norm

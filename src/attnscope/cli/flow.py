@@ -18,8 +18,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from attnscope.attention import Attention, Heads, variants
+from attnscope.files import write_atomically
 from attnscope.flows import Ellipsoid, Sphere, Trajectory, anisotropy, clusters, energy, flow, spectral_gap_rank
-from attnscope.measure.store import write_atomically
 from attnscope.measures import Gaussian, Particles
 
 MATRICES = ("identity", "minus-identity", "random", "symmetric", "skew", "low-rank")

@@ -17,8 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from attnscope.bounds import Bounds
+from attnscope.files import write_atomically
 from attnscope.measure.fit import Fit
-from attnscope.measure.store import Store, run_record, write_atomically
+from attnscope.measure.store import Store, run_record
 from attnscope.measure.summary import LayerSummary, proved_bounds, summarise
 from attnscope.measure.sweep import Plan, Row, sweep
 

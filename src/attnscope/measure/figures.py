@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from attnscope.files import write_atomically
 from attnscope.measure.fit import growth
-from attnscope.measure.store import write_atomically
 from attnscope.measure.sweep import Row
 
 MAP = "viridis"

@@ -127,7 +127,8 @@ class Config:
             raise ValueError(f"a network has no part called {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
         if missing := sorted({"kind", "outputs"} - set(given)):
             raise ValueError(f"the description of a network lacks {', '.join(missing)}.")
-        return cls(**given)
+        image = given.get("image")
+        return cls(**{**given, "image": tuple(image) if isinstance(image, list) else image})
 
 
 def _check_count(name: str, value: object) -> None:

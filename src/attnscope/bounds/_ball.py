@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.bounds._box import LEAST, box
-from attnscope.bounds._positive import TINY, fullest, others
+from attnscope.bounds._positive import TINY, falling, fullest, others
 from attnscope.bounds._reading import Reading, distances
 
 ROUNDING = 1e-12
@@ -28,31 +28,30 @@ class Ball:
     """
 
     reading: Reading
-    eps: Float[Tensor, "*eps"]
-    low: Float[Tensor, "*out h n n"]
-    high: Float[Tensor, "*out h n n"]
-    rise: Float[Tensor, "*out h n n"]
-    fall: Float[Tensor, "*out h n n"]
-    reach: Float[Tensor, "*out h n"]
+    eps: Float[Tensor, " b"]
+    low: Float[Tensor, "b h n n"]
+    high: Float[Tensor, "b h n n"]
+    rise: Float[Tensor, "b h n n"]
+    fall: Float[Tensor, "b h n n"]
+    reach: Float[Tensor, "b h n"]
     r"""$\max_j|e_j - P'_i| \le \sqrt2$."""
-    b: Float[Tensor, "*out h n n"]
-    y: Float[Tensor, "*out h n n"]
-    kappa: Float[Tensor, "*out h n m"]
-    written: Float[Tensor, "*out h n"]
-    bent: Float[Tensor, "*out h n"]
-    spread: Float[Tensor, "*out h n"]
+    b: Float[Tensor, "b h n n"]
+    y: Float[Tensor, "b h n n"]
+    kappa: Float[Tensor, "b h n m"]
+    written: Float[Tensor, "b h n"]
+    bent: Float[Tensor, "b h n"]
+    spread: Float[Tensor, "b h n"]
 
     @classmethod
-    def of(cls, reading: Reading, eps: Float[Tensor, "*eps"]) -> Ball:
+    def of(cls, reading: Reading, eps: Float[Tensor, " b"]) -> Ball:
         radius = eps[..., None, None, None]
         low, high, rise, fall = probabilities(reading, radius)
         layer, slope = reading.layer, torch.maximum(rise, fall)
         reach = (1 + torch.minimum(high.amax(-1), high.square().sum(-1))).sqrt()
-        inflation = []
-        for norm, distance in ((layer.c_norm, reading.b), (layer.a_norm, reading.y)):
-            moved = torch.minimum((slope * distance).sum(-1), fullest(distance, low, high))
-            inflation.append(moved + reach * norm[:, None] * radius[..., 0])
-        b, y = (distance + extra[..., None] for distance, extra in zip((reading.b, reading.y), inflation, strict=True))
+        written, read = fullest(reading.b, reading.b_order, low, high), fullest(reading.y, reading.y_order, low, high)
+        shift_b = torch.minimum((slope * reading.b).sum(-1), written) + reach * layer.c_norm[:, None] * radius[..., 0]
+        shift_y = torch.minimum((slope * reading.y).sum(-1), read) + reach * layer.a_norm[:, None] * radius[..., 0]
+        b, y = reading.b + shift_b[..., None], reading.y + shift_y[..., None]
         return cls(
             reading=reading,
             eps=eps,
@@ -64,23 +63,23 @@ class Ball:
             b=b,
             y=y,
             kappa=_kappa(reading, radius),
-            written=fullest(reading.b, low, high) + inflation[0],
-            bent=fullest(b * y, low, high),
+            written=written + shift_b,
+            bent=fullest(b * y, falling(b * y), low, high),
             spread=spread(low, high),
         )
 
     @property
-    def slope(self) -> Float[Tensor, "*out h n n"]:
+    def slope(self) -> Float[Tensor, "b h n n"]:
         r"""At least $|P'_{ij} - P_{ij}|$."""
         return torch.maximum(self.rise, self.fall)
 
     @property
-    def left(self) -> Float[Tensor, "*out h n n"]:
+    def left(self) -> Float[Tensor, "b h n n"]:
         r"""At least $1 - P'_{ij} - u_{ij}$, and 0: $|u_j - \sum_kP'_{ik}u_k| \le \sum_ku_{ik}|u_k| + left_{ij}|u_j|$."""
         return (1 - self.low - self.high).clamp(min=0)
 
     @property
-    def balance(self) -> Float[Tensor, "*out h n m"]:
+    def balance(self) -> Float[Tensor, "b h n m"]:
         r"""$\frac12(\kappa_{ij}^2/\tau_i + \tau_i)$, $\tau_i = \max_j\kappa_{ij}$: for weights $p$ and lengths $v$,
         $(\sum_jp_j\kappa_{ij}^2v_j^2\,\sum_jp_jv_j^2)^{1/2} \le \sum_jp_j\,$balance$_{ij}v_j^2$."""
         if self.reading.layer.m is None:
@@ -89,7 +88,7 @@ class Ball:
         return (self.kappa.square() / (top + TINY) + top) / 2
 
 
-def probabilities(reading: Reading, radius: Float[Tensor, "*eps 1 1 1"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def probabilities(reading: Reading, radius: Float[Tensor, "b 1 1 1"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     r"""Interval of $P'_{ij}$ and the most that it can gain and lose: the box, and Jensen's $P'_{ij} \le P_{ij}e^{\rho_{ij}}$.
 
     Never $P e^{\rho}$ with $\rho$ cut: the exponent is $\min(\rho, -\log P)$, which cuts the product at one.
@@ -106,7 +105,7 @@ def probabilities(reading: Reading, radius: Float[Tensor, "*eps 1 1 1"]) -> tupl
     return low, high, rise + ROUNDING * p, fall + ROUNDING * p
 
 
-def _jensen(reading: Reading, radius: Float[Tensor, "*eps 1 1 1"]) -> Float[Tensor, "*out h n n"]:
+def _jensen(reading: Reading, radius: Float[Tensor, "b 1 1 1"]) -> Float[Tensor, "b h n n"]:
     r"""At least $t_{ij} - \sum_kP_{ik}t_{ik}$, $t$ the change of the scores."""
     p, layer = reading.p, reading.layer
     eye = torch.eye(reading.n, dtype=torch.bool, device=p.device)
@@ -123,7 +122,7 @@ def _jensen(reading: Reading, radius: Float[Tensor, "*eps 1 1 1"]) -> Float[Tens
     return radius * linear + radius**2 * bend / 2
 
 
-def _kappa(reading: Reading, radius: Float[Tensor, "*eps 1 1 1"]) -> Float[Tensor, "*out h n m"]:
+def _kappa(reading: Reading, radius: Float[Tensor, "b 1 1 1"]) -> Float[Tensor, "b h n m"]:
     other, same = (norm[:, None, None] for norm in reading.layer.key_norms)
     if reading.layer.m is None:
         return reading.kappa + radius * other
@@ -131,10 +130,10 @@ def _kappa(reading: Reading, radius: Float[Tensor, "*eps 1 1 1"]) -> Float[Tenso
     return reading.kappa + radius * torch.where(eye, same, other)
 
 
-def spread(low: Float[Tensor, "*out n n"], high: Float[Tensor, "*out n n"]) -> Float[Tensor, "*out n"]:
+def spread(low: Float[Tensor, "b h n n"], high: Float[Tensor, "b h n n"]) -> Float[Tensor, "b h n"]:
     r"""At least $\lambda_{max}(\mathrm{diag}\,p - pp^T)$ for every row $p$ with $l \le p \le u$.
 
-    $\lambda \le p_1(1 - p_1 + p_2)$ and $\le 2p_1(1 - p_1)$, $p_1 \ge p_2$ the largest entries: the worst over the entries that can be $p_1$.
+    $\lambda \le p_1(1 - p_1 + p_2)$ and $\le 2p_1(1 - p_1)$, $p_1 \ge p_2$ the largest: the worst over the entries that can be $p_1$.
     """
     top = high.topk(min(2, high.shape[-1]), dim=-1).values
     second = torch.where(high >= top[..., :1], top[..., -1:], top[..., :1])

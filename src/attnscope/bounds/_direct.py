@@ -14,11 +14,11 @@ SMALL = 512
 """Largest nd for which nd x nd matrices are built, one input of a stack at a time."""
 
 
-def is_small(x: Float[Tensor, "*stack n d"]) -> bool:
+def is_small(x: Float[Tensor, "b n d"]) -> bool:
     return x.shape[-2] * x.shape[-1] <= SMALL
 
 
-def direct_norm(p: Float[Tensor, "*stack h n n"], c: Float[Tensor, "h d d"], residual: float) -> Float[Tensor, "*stack"]:
+def direct_norm(p: Float[Tensor, "b h n n"], c: Float[Tensor, "h d d"], residual: float) -> Float[Tensor, " b"]:
     r"""At least $\|rI + \sum_hP_h \otimes C_h\|$ for non-negative $P_h$."""
     if p.shape[-1] * c.shape[-1] <= SMALL:
         flat = [spectral(dense_direct(one, c, residual)) for one in p.reshape(-1, *p.shape[-3:])]
@@ -30,7 +30,7 @@ def direct_norm(p: Float[Tensor, "*stack h n n"], c: Float[Tensor, "h d d"], res
     return torch.stack(torch.broadcast_tensors(*found)).amin(0)
 
 
-def _split(p: Tensor, c: Tensor, norm: Float[Tensor, " h"], residual: float) -> Float[Tensor, "*stack"]:
+def _split(p: Tensor, c: Tensor, norm: Float[Tensor, " h"], residual: float) -> Float[Tensor, " b"]:
     r"""$\||r|I + \sum_h\|C_h\|P_h^TP_h\|^{1/2}\,\||r|I + \sum_h\|C_h\|^{-1}C_hC_h^T\|^{1/2}$, heads that write nothing left out."""
     alive = norm > 0
     inverse = torch.where(alive, 1 / norm.where(alive, torch.ones_like(norm)), 0.0)[:, None, None]
@@ -40,7 +40,7 @@ def _split(p: Tensor, c: Tensor, norm: Float[Tensor, " h"], residual: float) -> 
     return (left * right).sqrt()
 
 
-def _uniform(p: Tensor, c: Tensor, norm: Float[Tensor, " h"], residual: float) -> Float[Tensor, "*stack"]:
+def _uniform(p: Tensor, c: Tensor, norm: Float[Tensor, " h"], residual: float) -> Float[Tensor, " b"]:
     r"""$\max(|r|, \|rI + n\sum_h\bar p_hC_h\|) + \sum_h\|P_h - \bar p_h11^T\|\|C_h\|$: the norm is exact for a constant coupling."""
     mean = p.mean((-2, -1))
     eye = torch.eye(c.shape[-1], dtype=p.dtype, device=p.device)
@@ -54,8 +54,8 @@ def dense_direct(p: Float[Tensor, "h n n"], c: Float[Tensor, "h d d"], residual:
     return blocks + residual * torch.eye(size, dtype=p.dtype, device=p.device)
 
 
-def jacobian_norm(reading: Reading, residual: float, xi: Float[Tensor, "*stack"]) -> Float[Tensor, "*stack"]:
-    r"""At least $\|DF(X)\|$: exact when small, else $\xi + \|\sum_h[P_{ij}b_{ij}|\kappa_{ij}|] + \mathrm{diag}\sum_jP_{ij}b_{ij}y_{ij}\|$."""
+def jacobian_norm(reading: Reading, residual: float, xi: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
+    r"""At least $\|DF(X)\|$: exact when small, else $\xi + \|\sum_h[Pb|\kappa|]_{ij} + \mathrm{diag}\sum_j[Pby]_{ij}\|$ or with $\|C\|P$ for $\xi$."""
     layer, p = reading.layer, reading.p
     if is_small(reading.x):
         parts = (reading.p, reading.value, reading.query, reading.key, reading.x)

@@ -14,22 +14,27 @@ REMAINDER_SHARES = (0.5, 1.0)
 """The same for a bound on the remainder."""
 
 
-def steps(shares: tuple[float, ...]) -> list[float]:
-    return [share - before for before, share in zip((0.0, *shares), shares, strict=False)]
+def _steps() -> list[float]:
+    return [share - before for before, share in zip((0.0, *SHARES), SHARES, strict=False)]
 
 
-def graded(eps: Float[Tensor, "*eps"], first: Tensor, constants: list[Tensor], hessians: list[Tensor]) -> Tensor:
+def weighed(constants: list[Float[Tensor, " b"]]) -> Float[Tensor, " b"]:
+    r"""$\sum_k(s_k - s_{k-1})\Lambda(s_k)$."""
+    return torch.stack([step * constant for step, constant in zip(_steps(), constants, strict=True)]).sum(0)
+
+
+def graded(eps: Float[Tensor, " b"], first: Tensor, constants: list[Tensor], hessians: list[Tensor]) -> Float[Tensor, " b"]:
     r"""$\int_0^\varepsilon\min(\Lambda(s), \|DF(X)\| + \int_0^sH)\,ds$, $\Lambda$ and $H$ rounded up to the next radius."""
     total, grown = torch.zeros_like(eps), first
-    for step, constant, hessian in zip(steps(SHARES), constants, hessians, strict=True):
+    for step, constant, hessian in zip(_steps(), constants, hessians, strict=True):
         gain = step * eps * hessian
         total = total + step * eps * torch.minimum(constant, grown + gain / 2)
         grown = grown + gain
     return total
 
 
-def graded_remainder(eps: Float[Tensor, "*eps"], curvature: Callable[[Tensor], Tensor]) -> Tensor:
-    r"""$\varepsilon^2\sum_kW_kQ(s_k\varepsilon)$, $W_k = \int_{s_{k-1}}^{s_k}(1 - s)\,ds$, $Q$ the curvature over the ball of that radius."""
+def graded_remainder(eps: Float[Tensor, " b"], curvature: Callable[[Tensor], Tensor]) -> Float[Tensor, "c b"]:
+    r"""$\varepsilon^2\sum_kW_kQ(s_k\varepsilon)$, $W_k = \int_{s_{k-1}}^{s_k}(1 - s)ds$, $Q(s)$ the curvature on the ball of radius s."""
     total, before = torch.zeros_like(eps), 0.0
     for share in REMAINDER_SHARES:
         weight = (share - before) * (1 - (share + before) / 2)

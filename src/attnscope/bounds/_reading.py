@@ -1,7 +1,7 @@
 r"""A softmax-like layer at one input, as the bounds over a ball around it need it.
 
-Scores are $s_{ij} = \langle Ax_i + v, x_j\rangle - \frac12\langle Mx_j, x_j\rangle + c_{ij}$ up to a constant of the row: dot products have $M = 0$,
-L2 attention has $A = 2sK^TQ$, $M = 2sK^TK$, $v = 2sK^T(b_Q - b_K)$. Their gradient in the key token is $\kappa_{ij} = Ax_i + v - Mx_j$,
+Up to a constant of the row, scores are $s_{ij} = \langle Ax_i + v, x_j\rangle - \frac12\langle Mx_j, x_j\rangle + c_{ij}$: dot products have
+$M = 0$, L2 attention has $A = 2sK^TQ$, $M = 2sK^TK$, $v = 2sK^T(b_Q - b_K)$. Their gradient in the key token is $\kappa_{ij} = Ax_i + v - Mx_j$,
 in the query token $A^Tx_j$ up to a constant of the row.
 """
 
@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnscope.attention import Heads
 from attnscope.attention._normalised import Normalised
 from attnscope.attention.l2 import L2
 from attnscope.bounds._norms import spectral
+from attnscope.bounds._positive import falling
 from attnscope.measures import Particles
 
 
@@ -69,23 +70,25 @@ class Reading:
     """
 
     layer: Layer
-    x: Float[Tensor, "*stack n d"]
-    log_p: Float[Tensor, "*stack h n n"]
-    p: Float[Tensor, "*stack h n n"]
+    x: Float[Tensor, "b n d"]
+    log_p: Float[Tensor, "b h n n"]
+    p: Float[Tensor, "b h n n"]
     allowed: Bool[Tensor, "n n"]
-    query: Float[Tensor, "*stack h n d"]
-    key: Float[Tensor, "*stack h n d"]
-    own: Float[Tensor, "*stack h n d"]
-    value: Float[Tensor, "*stack h n d"]
-    kappa: Float[Tensor, "*stack h n m"]
+    query: Float[Tensor, "b h n d"]
+    key: Float[Tensor, "b h n d"]
+    own: Float[Tensor, "b h n d"]
+    value: Float[Tensor, "b h n d"]
+    kappa: Float[Tensor, "b h n m"]
     r"""$|\kappa_{ij}|$; m = 1 when it does not depend on j."""
-    y: Float[Tensor, "*stack h n n"]
+    y: Float[Tensor, "b h n n"]
     r"""$|A^T(x_j - m_i)|$, $m_i = \sum_jP_{ij}x_j$."""
-    b: Float[Tensor, "*stack h n n"]
+    b: Float[Tensor, "b h n n"]
     r"""$|C(x_j - m_i)|$."""
+    y_order: Int[Tensor, "b h n n"]
+    b_order: Int[Tensor, "b h n n"]
 
     @classmethod
-    def of(cls, attention: Normalised, x: Float[Tensor, "*stack n d"]) -> Reading:
+    def of(cls, attention: Normalised, x: Float[Tensor, "b n d"]) -> Reading:
         layer, n = Layer.of(attention), x.shape[-2]
         allowed = torch.ones(n, n, dtype=torch.bool, device=x.device)
         allowed = allowed.tril() if attention.causal else allowed
@@ -100,19 +103,19 @@ class Reading:
             turned = tokens @ layer.m
             own, kappa = key - turned, distances(key, turned)
         y, b = distances(p @ query, query), distances(p @ value, value)
-        return cls(layer, x, log_p, p, allowed, query, key, own, value, kappa, y, b)
+        return cls(layer, x, log_p, p, allowed, query, key, own, value, kappa, y, b, falling(y), falling(b))
 
     @property
     def n(self) -> int:
         return self.x.shape[-2]
 
 
-def distances(x: Float[Tensor, "*stack m d"], y: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack m n"]:
+def distances(x: Float[Tensor, "b h m d"], y: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h m n"]:
     """|x_i - y_j| by differences: no digits are lost to large norms."""
     return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def _scores(attention: Normalised, x: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack h n n"]:
+def _scores(attention: Normalised, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b h n n"]:
     mu = Particles(x)
     q, k, bias, scale = attention.kernel(x, mu)
     scores = scale * q @ k.mT + bias[..., None, :]

@@ -1,9 +1,13 @@
-r"""How much the scores of softmax-like attention move: norms of $D \mapsto t$, $t_{ij} = \langle A^T(x_j - \bar x), d_i\rangle + \langle\kappa_{ij}, d_j\rangle$."""
+r"""How much the scores of softmax-like attention move: norms of the linear part of their change,
+
+$t_{ij} = \langle A^T(x_j - \bar x), d_i\rangle + \langle\kappa_{ij}, d_j\rangle$.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import torch
@@ -17,11 +21,11 @@ from attnscope.bounds._reading import Reading
 @final
 @dataclass(frozen=True, eq=False)
 class ScoreNorms:
-    r"""`query` is $\|[A^T(x_j - \bar x)]_j\|$, `value` is $\|[C(x_j - \bar x)]_j\|$, `bend` bounds the part of $t$ of second order per $\varepsilon^2$."""
+    r"""`query` is $\|[A^T(x_j - \bar x)]_j\|$, `value` $\|[C(x_j - \bar x)]_j\|$; `bend` $\varepsilon^2$ bounds the change of second order."""
 
     reading: Reading
-    query: Float[Tensor, "*stack h"]
-    value: Float[Tensor, "*stack h"]
+    query: Float[Tensor, "b h"]
+    value: Float[Tensor, "b h"]
     bend: Float[Tensor, " h"]
 
     @classmethod
@@ -29,33 +33,37 @@ class ScoreNorms:
         layer = reading.layer
         return cls(reading, spectral(reading.query), spectral(reading.value), layer.a_norm + math.sqrt(reading.n) * layer.m_norm / 2)
 
-    def linear(self, weight: Float[Tensor, "*out h n"] | None = None) -> Float[Tensor, "*out h"]:
-        r"""At least the norm of $D \mapsto [w_it_{ij}]$, weights one by default.
+    @cached_property
+    def linear(self) -> Float[Tensor, "b h"]:
+        r"""At least the norm of $D \mapsto t$."""
+        return self.weighed(torch.ones_like(self.reading.kappa[..., 0]))
+
+    def weighed(self, weight: Float[Tensor, "b h n"]) -> Float[Tensor, "b h"]:
+        r"""At least the norm of $D \mapsto [w_it_{ij}]$.
 
         With $L_1D = wDY^T$ and $L_2D = wKD^T$ (rows $A^T(x_j - \bar x)$ of $Y$, $\kappa_i$ of $K$):
         $\|L_1 + L_2\|^2 \le \|L_1\|^2 + \|L_2\|^2 + 2\|L_1L_2^*\|$ and $L_1L_2^*T = wT^TwKY^T$.
         """
-        reading = self.reading
+        reading, top = self.reading, weight.amax(-1)
         if reading.layer.m is not None:
-            return (self.query + self._pair_keys()) * (1.0 if weight is None else weight.amax(-1))
-        key = reading.key if weight is None else weight[..., None] * reading.key
-        top = torch.ones_like(self.query) if weight is None else weight.amax(-1)
+            return top * (self.query + self._pair_keys())
+        key = weight[..., None] * reading.key
         cross = top * spectral(key @ reading.query.mT)
         return ((top * self.query).square() + spectral(key).square() + 2 * cross).sqrt()
 
-    def nearby(self, eps: Float[Tensor, "*eps"]) -> Float[Tensor, "*out h"]:
+    def nearby(self, eps: Float[Tensor, " b"]) -> Float[Tensor, "b h"]:
         """The same norm, weights one, at every input of the ball."""
         layer = self.reading.layer
-        return self.linear() + (2 * layer.a_norm + math.sqrt(self.reading.n) * layer.m_norm) * eps[..., None]
+        return self.linear + (2 * layer.a_norm + math.sqrt(self.reading.n) * layer.m_norm) * eps[..., None]
 
-    def rows(self) -> Float[Tensor, "*stack h n"]:
+    def rows(self) -> Float[Tensor, "b h n"]:
         r"""At least the norm of $D \mapsto t_i$ for dot products: $(\|Y\|^2 + |\kappa_i|^2 + z_i + |z|)^{1/2}$, $z = Y\kappa_i$."""
         z = self.reading.key @ self.reading.query.mT
         cross = z.diagonal(dim1=-2, dim2=-1) + torch.linalg.vector_norm(z, dim=-1)
         return (self.query[..., None].square() + self.reading.kappa[..., 0].square() + cross.clamp(min=0)).sqrt()
 
-    def _pair_keys(self) -> Float[Tensor, "*stack h"]:
-        r"""Column j of $[\langle\kappa_{ij}, d_j\rangle]$: at most $(\|[a_i - \bar a]\|^2 + n|\bar a - Mx_j|^2)^{1/2}|d_j|$, $a_i = Ax_i + v$."""
+    def _pair_keys(self) -> Float[Tensor, "b h"]:
+        r"""Column j of $[\langle\kappa_{ij}, d_j\rangle]$ is at most $(\|[a_i - \bar a]\|^2 + n|\bar a - Mx_j|^2)^{1/2}|d_j|$, rows $a_i$ of `key`."""
         reading = self.reading
         assert reading.layer.m is not None
         mean = reading.key.mean(-2, keepdim=True)

@@ -1,7 +1,7 @@
 r"""Sigmoid attention at one input and over a ball around it: every score moves alone, nothing is normalised.
 
-$F(X)_i = rx_i + \sum_h\sum_j\varsigma\,\sigma(s_{ij})(C_hx_j + c_h)$, $s_{ij} = \langle Ax_i + v, x_j\rangle + \langle w, x_i\rangle + c_{ij}$,
-$\varsigma$ the mass of a token. Gradients of a score: $\kappa_i = Ax_i + v$ in the key token, $\eta_j = A^Tx_j + w$ in the query token.
+$F(X)_i = rx_i + \sum_h\sum_j\varsigma\,\sigma(s_{ij})(C_hx_j + c_h)$ with $s_{ij} = \langle Ax_i + v, x_j\rangle + \langle w, x_i\rangle + c_{ij}$
+and $\varsigma$ the mass of a token. Gradients of a score: $\kappa_i = Ax_i + v$ in the key token, $\eta_j = A^Tx_j + w$ in the query token.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ ROUNDING = 1e-12
 class SigmoidReading:
     r"""`key` are the rows $\kappa_i$, `query` the rows $\eta_j$, `value` the rows $C_hx_j + c_h$, `p` is $\varsigma\sigma(s)$."""
 
-    x: Float[Tensor, "*stack n d"]
+    x: Float[Tensor, "b n d"]
     a: Float[Tensor, "h d d"]
     c: Float[Tensor, "h d d"]
     a_norm: Float[Tensor, " h"]
     own_norm: Float[Tensor, " h"]
     c_norm: Float[Tensor, " h"]
-    scores: Float[Tensor, "*stack h n n"]
-    p: Float[Tensor, "*stack h n n"]
+    scores: Float[Tensor, "b h n n"]
+    p: Float[Tensor, "b h n n"]
     mass: float
     allowed: Bool[Tensor, "n n"]
-    key: Float[Tensor, "*stack h n d"]
-    query: Float[Tensor, "*stack h n d"]
-    value: Float[Tensor, "*stack h n d"]
+    key: Float[Tensor, "b h n d"]
+    query: Float[Tensor, "b h n d"]
+    value: Float[Tensor, "b h n d"]
 
     @classmethod
-    def of(cls, attention: Sigmoid, x: Float[Tensor, "*stack n d"]) -> SigmoidReading:
+    def of(cls, attention: Sigmoid, x: Float[Tensor, "b n d"]) -> SigmoidReading:
         heads, n, tokens = attention.heads, x.shape[-2], x[..., None, :, :]
         count = attention.tokens or 1
         allowed = torch.ones(n, n, dtype=torch.bool, device=x.device)
@@ -79,21 +79,23 @@ class SigmoidReading:
 @final
 @dataclass(frozen=True, eq=False)
 class SigmoidBall:
-    r"""Bounds over $|X' - X|_F \le \varepsilon$: `slope` on $|P'_{ij} - P_{ij}|$, `steep` on $\varsigma\sigma'$, and an interval of $\varsigma\sigma''$;
-    `b`, `y`, `kappa` on $|C x'_j + c|$, $|\eta'_j|$, $|\kappa'_i|$."""
+    r"""Bounds over $|X' - X|_F \le \varepsilon$: `slope` on $|P'_{ij} - P_{ij}|$, `steep` on $\varsigma\sigma'$, an interval of $\varsigma\sigma''$.
+
+    `b`, `y`, `kappa` bound $|C x'_j + c|$, $|\eta'_j|$ and $|\kappa'_i|$.
+    """
 
     reading: SigmoidReading
-    eps: Float[Tensor, "*eps"]
-    slope: Float[Tensor, "*out h n n"]
-    steep: Float[Tensor, "*out h n n"]
-    bend_low: Float[Tensor, "*out h n n"]
-    bend_high: Float[Tensor, "*out h n n"]
-    b: Float[Tensor, "*out h n"]
-    y: Float[Tensor, "*out h n"]
-    kappa: Float[Tensor, "*out h n"]
+    eps: Float[Tensor, " b"]
+    slope: Float[Tensor, "b h n n"]
+    steep: Float[Tensor, "b h n n"]
+    bend_low: Float[Tensor, "b h n n"]
+    bend_high: Float[Tensor, "b h n n"]
+    b: Float[Tensor, "b h n"]
+    y: Float[Tensor, "b h n"]
+    kappa: Float[Tensor, "b h n"]
 
     @classmethod
-    def of(cls, reading: SigmoidReading, eps: Float[Tensor, "*eps"]) -> SigmoidBall:
+    def of(cls, reading: SigmoidReading, eps: Float[Tensor, " b"]) -> SigmoidBall:
         radius = eps[..., None, None, None]
         low, high = (reading.scores + sign * _radius(reading, radius) for sign in (-1, 1))
         mass = reading.mass * reading.allowed * (1 + ROUNDING)
@@ -111,7 +113,7 @@ class SigmoidBall:
         return cls(reading, eps, slope * mass, steep * mass, bend_low * mass - noise, bend_high * mass + noise, b, y, kappa)
 
 
-def _radius(reading: SigmoidReading, radius: Float[Tensor, "*eps 1 1 1"]) -> Float[Tensor, "*out h n n"]:
+def _radius(reading: SigmoidReading, radius: Float[Tensor, "b 1 1 1"]) -> Float[Tensor, "b h n n"]:
     r"""At least $|s'_{ij} - s_{ij}|$."""
     key, query = (torch.linalg.vector_norm(rows, dim=-1).square() for rows in (reading.key, reading.query))
     off = radius * (key[..., :, None] + query[..., None, :] + 1e-200).sqrt() + radius**2 * reading.a_norm[:, None, None] / 2

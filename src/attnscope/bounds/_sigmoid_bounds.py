@@ -7,13 +7,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.bounds._direct import dense_direct, direct_norm, is_small
-from attnscope.bounds._graded import SHARES, graded, graded_remainder, steps
+from attnscope.bounds._graded import SHARES, graded, graded_remainder, weighed
 from attnscope.bounds._norms import spectral
 from attnscope.bounds._positive import TINY, largest_root, positive_norm
 from attnscope.bounds._sigmoid_ball import ROUNDING, SigmoidBall, SigmoidReading
 
 
-def sigmoid_candidates(reading: SigmoidReading, eps: Float[Tensor, "*eps"], residual: float) -> dict[str, Tensor]:
+def sigmoid_candidates(reading: SigmoidReading, eps: Float[Tensor, " b"], residual: float) -> dict[str, Tensor]:
     """Every bound by name; names as in docs/theorems.md."""
     xi = direct_norm(reading.p, reading.c, residual)
     first = _jacobian_norm(reading, residual, xi)
@@ -22,15 +22,13 @@ def sigmoid_candidates(reading: SigmoidReading, eps: Float[Tensor, "*eps"], resi
     return {
         "L2-sigmoid": _coupling(balls[-1], xi),
         "L3-sigmoid": eps * constants[-1],
-        "L3-sigmoid graded": eps * sum(step * constant for step, constant in zip(steps(SHARES), constants, strict=True)),
+        "L3-sigmoid graded": eps * weighed(constants),
         "T3-sigmoid graded": graded(eps, first, constants, [_hessian_norm(ball) for ball in balls]),
     }
 
 
-def sigmoid_remainder(
-    reading: SigmoidReading, eps: Float[Tensor, "*eps"], gradient: Float[Tensor, "c *stack n d"]
-) -> Float[Tensor, "c ..."]:
-    return graded_remainder(eps, lambda radius: _curvature(SigmoidBall.of(reading, radius), gradient))
+def sigmoid_remainder(reading: SigmoidReading, eps: Float[Tensor, " b"], gradient: Float[Tensor, "c b n d"]) -> Float[Tensor, "c b"]:
+    return graded_remainder(eps, lambda radius: largest_root(curvature_form(SigmoidBall.of(reading, radius), gradient)))
 
 
 def _coupling(ball: SigmoidBall, xi: Tensor) -> Tensor:
@@ -43,24 +41,24 @@ def _coupling(ball: SigmoidBall, xi: Tensor) -> Tensor:
     return ball.eps * xi + (moved * (spectral(reading.value) + reading.c_norm * eps)).sum(-1)
 
 
-def _weighed(weights: Float[Tensor, "*out n n"], rows: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*out"]:
+def _weighed(weights: Float[Tensor, "b h n n"], rows: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h"]:
     r"""At least $\max_i\|\mathrm{diag}(w_{i\cdot})R\|$: by the largest weight or in Frobenius norm."""
     frobenius = (weights.square() @ rows.square().sum(-1)[..., None])[..., 0].sqrt()
     return torch.minimum(frobenius, weights.amax(-1) * spectral(rows)[..., None]).amax(-1)
 
 
 def _token_local(ball: SigmoidBall, xi: Tensor) -> Tensor:
-    r"""At least $\|DF\|$ over the ball: $\xi + \sum_h\|P' - P\|\|C\| + \|\sum_h[\sigma'b_j\kappa_i] + \mathrm{diag}\sum_j\sigma'b_jy_j\|$."""
+    r"""$\|DF\| \le \xi + \sum_h\|P' - P\|\|C\| + \|\sum_h[\sigma'b_j\kappa_i] + \mathrm{diag}\sum_j\sigma'b_jy_j\|$ over the ball."""
     moved = (positive_norm(ball.slope) * ball.reading.c_norm).sum(-1)
     return xi + moved + positive_norm(_budget(ball.steep, ball.b, ball.y, ball.kappa))
 
 
-def _budget(steep: Tensor, b: Tensor, y: Tensor, kappa: Tensor) -> Float[Tensor, "*out n n"]:
+def _budget(steep: Tensor, b: Tensor, y: Tensor, kappa: Tensor) -> Float[Tensor, "b n n"]:
     written = steep * b[..., None, :]
     return (written * kappa[..., None] + torch.diag_embed((written * y[..., None, :]).sum(-1))).sum(-3)
 
 
-def _jacobian_norm(reading: SigmoidReading, residual: float, xi: Tensor) -> Float[Tensor, "*stack"]:
+def _jacobian_norm(reading: SigmoidReading, residual: float, xi: Tensor) -> Float[Tensor, " b"]:
     steep = reading.mass * torch.sigmoid(reading.scores) * torch.sigmoid(-reading.scores) * reading.allowed
     if not is_small(reading.x):
         b, y, kappa = (torch.linalg.vector_norm(rows, dim=-1) for rows in (reading.value, reading.query, reading.key))
@@ -90,11 +88,11 @@ def _hessian_norm(ball: SigmoidBall) -> Tensor:
     return (value + 2 * reading.a_norm * _columns(written.mT) + squared).sum(-1)
 
 
-def _columns(matrix: Float[Tensor, "*out n n"]) -> Float[Tensor, "*out"]:
+def _columns(matrix: Float[Tensor, "b h n n"]) -> Float[Tensor, "b h"]:
     return torch.linalg.vector_norm(matrix, dim=-2).amax(-1)
 
 
-def _curvature(ball: SigmoidBall, gradient: Float[Tensor, "c *stack n d"]) -> Float[Tensor, "c ..."]:
+def curvature_form(ball: SigmoidBall, gradient: Float[Tensor, "c b n d"]) -> Float[Tensor, "c b n n"]:
     r"""At least $-\langle g, D^2F(X')[U, U]\rangle$ over the ball and $|U|_F \le 1$: a quadratic form in the lengths $|u_i|$."""
     reading, steep = ball.reading, ball.steep
     size = torch.linalg.vector_norm(gradient[..., None, :, :] @ reading.c, dim=-1)
@@ -108,4 +106,4 @@ def _curvature(ball: SigmoidBall, gradient: Float[Tensor, "c *stack n d"]) -> Fl
     form = 2 * steep * (size[..., None] * y + reading.a_norm[:, None, None] * torch.maximum(-low, high)) + 2 * weight * y * kappa
     diagonal = (weight * y.square()).sum(-1) + (2 * steep * size[..., None] * kappa + weight * kappa.square()).sum(-2)
     form = (form + torch.diag_embed(diagonal)).sum(-3)
-    return largest_root((form + form.mT) / 2)
+    return (form + form.mT) / 2

@@ -2,19 +2,26 @@ r"""The second derivative of softmax-like attention over a ball, in norm and aga
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import final
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.bounds._ball import ROUNDING, Ball
 from attnscope.bounds._positive import TINY, largest_root, positive_norm
+from attnscope.bounds._reading import Reading
+
+ENTRIES = 2**15
+"""Entries of one array over (direction, input, head, i, j) held at once."""
 
 
-def hessian_norm(ball: Ball) -> Float[Tensor, "*out"]:
+def hessian_norm(ball: Ball) -> Float[Tensor, " b"]:
     r"""At least $|D^2F(X')[U, U]|_F$ over the ball and $|U|_F \le 1$.
 
-    $\sum_h 2\|C\|(\mathrm{row}(\hat p\hat y) + \mathrm{col}(\hat p\hat\kappa)) + 2\|A\|\mathrm{row}(\hat p\hat b) + \|M\|\mathrm{col}(\hat p\hat b)
-    + (K_1^{1/2} + K_2^{1/2} + K_3^{1/2})^2$, row and col the largest norms of rows and columns.
+    $\sum_h2\|C\|(\mathrm{row}(uy) + \mathrm{col}(u\kappa)) + 2\|A\|\mathrm{row}(ub) + \|M\|\mathrm{col}(ub) + (K_1^{1/2} + K_2^{1/2} + K_3^{1/2})^2$
+    with the upper bounds u, b, y, $\kappa$ of the ball; row and col are the largest norms of rows and columns.
     """
     layer, high = ball.reading.layer, ball.high
     written, keys = high * ball.b, high * ball.kappa
@@ -28,42 +35,82 @@ def hessian_norm(ball: Ball) -> Float[Tensor, "*out"]:
     return (value + score + squared).sum(-1)
 
 
-def _columns(matrix: Float[Tensor, "*out n n"]) -> Float[Tensor, "*out"]:
+def _columns(matrix: Float[Tensor, "b h n n"]) -> Float[Tensor, "b h"]:
     return torch.linalg.vector_norm(matrix, dim=-2).amax(-1)
 
 
-def curvature(ball: Ball, gradient: Float[Tensor, "c *stack n d"]) -> Float[Tensor, "c ..."]:
-    r"""At least $-\langle g, D^2F(X')[U, U]\rangle$ over the ball and $|U|_F \le 1$, for each direction g.
+@final
+@dataclass(frozen=True, eq=False)
+class Directions:
+    r"""Directions g as the layer sees them: `size` is $|C^Tg_i|$, `beta` is $\langle C(x_j - m_i), g_i\rangle$."""
+
+    gradient: Float[Tensor, "c b 1 n d"]
+    size: Float[Tensor, "c b h n 1"]
+    beta: Float[Tensor, "c b h n n"]
+
+    @classmethod
+    def of(cls, reading: Reading, gradient: Float[Tensor, "c b n d"]) -> Directions:
+        g = gradient[..., None, :, :]
+        size = torch.linalg.vector_norm(g @ reading.layer.c, dim=-1, keepdim=True)
+        return cls(g, size, g @ reading.value.mT - (g * (reading.p @ reading.value)).sum(-1, keepdim=True))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Curvature:
+    r"""Bounds $-\langle g, D^2F(X')[U, U]\rangle$ over the ball and $|U|_F \le 1$, for any directions g: what does not depend on g.
 
     A quadratic form in the lengths $|u_i|$ bounds it; the largest root of its non-negative matrix bounds the form.
     """
-    layer, high, kappa = ball.reading.layer, ball.high, ball.kappa
-    size = torch.linalg.vector_norm(gradient[..., None, :, :] @ layer.c, dim=-1)  # |C^T g_i|
-    lowest, highest = _along(ball, gradient, size)
-    weight = high * (-lowest).clamp(min=0)
-    either = high * torch.maximum(-lowest, highest).clamp(min=0)
-    tilted, keys, left = weight * ball.y, high * kappa, ball.left * kappa
-    form = 2 * size[..., None] * high * ball.y + 2 * layer.a_norm[:, None, None] * either
-    form = form + 2 * tilted.sum(-1, keepdim=True) * keys + 2 * tilted * left
-    form = form + keys.mT @ (weight.sum(-1, keepdim=True) * keys + 2 * weight * left)
-    diagonal = (2 * size[..., None] * high * ball.balance + weight * left.square()).sum(-2) + (tilted * ball.y).sum(-1)
-    if layer.m is not None:
-        diagonal = diagonal + layer.m_norm[:, None] * (high * highest.clamp(min=0)).sum(-2)
-    form = (form + torch.diag_embed(diagonal)).sum(-3)
-    return largest_root((form + form.mT) / 2)
 
+    ball: Ball
+    gained: Float[Tensor, "b h n d"]
+    r"""$\sum_j r_{ij}C(x_j - m_i)$, r the most that a probability can gain; `lost` is the same for what it can lose."""
+    lost: Float[Tensor, "b h n d"]
+    pulled: Float[Tensor, "b h n n"]
+    r"""$u_{ij}y_{ij}$; `keys` is $u_{ij}\kappa_{ij}$, `left` what is left of $\kappa_{ij}$ beside it."""
+    keys: Float[Tensor, "b h n n"]
+    left: Float[Tensor, "b h n n"]
 
-def _along(ball: Ball, gradient: Float[Tensor, "c *stack n d"], size: Float[Tensor, "c *stack h n"]) -> tuple[Tensor, Tensor]:
-    r"""An interval that holds $\langle C(x'_j - m'_i), g_i\rangle$ over the ball.
+    @classmethod
+    def of(cls, ball: Ball) -> Curvature:
+        value = ball.reading.value
+        centre = ball.reading.p @ value
+        gained, lost = (part @ value - part.sum(-1, keepdim=True) * centre for part in (ball.rise, ball.fall))
+        return cls(ball, gained, lost, ball.high * ball.y, ball.high * ball.kappa, ball.left * ball.kappa)
 
-    It is $\beta_{ij} - \sum_k(P'_{ik} - P_{ik})\beta_{ik}$, $\beta_{ij} = \langle C(x_j - m_i), g_i\rangle$, up to $|e_j - P'_i|\varepsilon|C^Tg_i|$.
-    """
-    reading = ball.reading
-    inner = gradient[..., None, :, :] @ reading.value.mT
-    beta = inner - (reading.p * inner).sum(-1, keepdim=True)
-    noise = ROUNDING * torch.linalg.vector_norm(reading.x, dim=-1).amax(-1)[..., None, None] * size
-    moved = ball.reach * ball.eps[..., None, None] * size + noise
-    up, down = beta.clamp(min=0), (-beta).clamp(min=0)
-    most = (ball.rise * up + ball.fall * down).sum(-1)
-    least = (ball.rise * down + ball.fall * up).sum(-1)
-    return beta - (most + moved)[..., None], beta + (least + moved)[..., None]
+    def __call__(self, directions: Directions) -> Float[Tensor, "c b"]:
+        return largest_root(self.form(directions))
+
+    def form(self, directions: Directions) -> Float[Tensor, "c b n n"]:
+        """The matrix of the form, a few directions at a time."""
+        some = max(1, ENTRIES // self.keys.numel())
+        parts = (part.split(some) for part in (directions.gradient, directions.size, directions.beta))
+        return torch.cat([self._form(Directions(*part)) for part in zip(*parts, strict=True)])
+
+    def _form(self, directions: Directions) -> Float[Tensor, "c b n n"]:
+        ball, layer, high, size = self.ball, self.ball.reading.layer, self.ball.high, directions.size
+        lowest, highest = self._along(directions)
+        drop, rise = (-lowest).clamp(min=0), highest.clamp(min=0)
+        weight = drop * high
+        tilted, stretched = weight * ball.y, weight * self.left
+        form = 2 * size * self.pulled + 2 * layer.a_norm[:, None, None] * (torch.maximum(drop, rise) * high)
+        form = form + 2 * tilted.sum(-1, keepdim=True) * self.keys + 2 * tilted * self.left
+        form = form + self.keys.mT @ (weight.sum(-1, keepdim=True) * self.keys + 2 * stretched)
+        diagonal = (2 * size * (high * ball.balance) + stretched * self.left).sum(-2) + (tilted * ball.y).sum(-1)
+        if layer.m is not None:
+            diagonal = diagonal + layer.m_norm[:, None] * (high * rise).sum(-2)
+        form = (form + torch.diag_embed(diagonal)).sum(-3)
+        return (form + form.mT) / 2
+
+    def _along(self, directions: Directions) -> tuple[Float[Tensor, "c b h n n"], Float[Tensor, "c b h n n"]]:
+        r"""An interval that holds $\langle C(x'_j - m'_i), g_i\rangle$ over the ball.
+
+        It is $\beta_{ij} - \sum_k(P'_{ik} - P_{ik})\beta_{ik}$ up to $|e_j - P'_i|\varepsilon|C^Tg_i|$, and
+        $\sum_k(P'_{ik} - P_{ik})\beta_{ik} \le \sum_kr_{ik}\beta_{ik}^+ + f_{ik}\beta_{ik}^-$, r and f the most that $P_{ik}$ can gain and lose.
+        """
+        ball, g, size, beta = self.ball, directions.gradient, directions.size, directions.beta
+        swing = ((ball.rise + ball.fall) * beta.clamp(min=0)).sum(-1, keepdim=True)
+        noise = ROUNDING * torch.linalg.vector_norm(ball.reading.x, dim=-1).amax(-1)[:, None, None, None]
+        moved = swing + (ball.reach[..., None] * ball.eps[:, None, None, None] + noise) * size
+        return beta - (moved - (g * self.lost).sum(-1, keepdim=True)), beta + (moved - (g * self.gained).sum(-1, keepdim=True))

@@ -21,6 +21,10 @@ from attnscope.bounds._sigmoid_bounds import sigmoid_candidates, sigmoid_remaind
 from attnscope.bounds._softmax_bounds import softmax_candidates, softmax_remainder
 from attnscope.validation import check_shape, check_tensor, described
 
+Covered = Softmax | L2 | Sigmoid
+
+ENTRIES = 2**15
+"""Entries of one array over (input, head, i, j) held at once: small blocks are reused, large ones go back to the system each time."""
 SLACK = 1e-9
 """Relative allowance for rounding that every value carries."""
 
@@ -69,12 +73,9 @@ def sensitivity(attention: Attention, x: Float[Tensor, "*stack n d"], eps: float
     attention, x, radius = _checked(attention, x, eps)
     if isinstance(residual, bool) or not isinstance(residual, int | float) or not math.isfinite(residual):
         raise ValueError(f"residual must be a finite number, got {described(residual)}.")
-    if isinstance(attention, Sigmoid):
-        found = sigmoid_candidates(SigmoidReading.of(attention, x), radius, residual)
-    else:
-        found = softmax_candidates(Reading.of(attention, x), radius, residual)
+    parts = [_candidates(attention, *part, residual) for part in _parts(x, radius, attention.heads.count)]
     shape = torch.broadcast_shapes(radius.shape, x.shape[:-2])
-    return Sensitivity({name: (value * (1 + SLACK)).expand(shape) for name, value in found.items()})
+    return Sensitivity({name: torch.cat([part[name] for part in parts]).reshape(shape) * (1 + SLACK) for name in parts[0]})
 
 
 def remainder(
@@ -87,14 +88,42 @@ def remainder(
     attention, x, radius = _checked(attention, x, eps)
     check_tensor("gradient", gradient, "... c n d")
     check_shape("gradient", gradient, (*gradient.shape[:1], *x.shape), "directions first, then the shape of x")
-    missing = max(0, radius.ndim - (x.ndim - 2))
-    gradient = gradient.to(x).reshape(gradient.shape[0], *(1,) * missing, *x.shape)
+    shape = torch.broadcast_shapes(radius.shape, x.shape[:-2])
+    missing = (1,) * (len(shape) - (x.ndim - 2))
+    directions = gradient.to(x).reshape(-1, *missing, *x.shape).expand(-1, *shape, *x.shape[-2:])
+    directions = directions.reshape(len(gradient), -1, *x.shape[-2:])
+    found, start = [], 0
+    for tokens, radii in _parts(x, radius, attention.heads.count):
+        found.append(_remainder(attention, tokens, radii, directions[:, start : start + len(radii)]))
+        start += len(radii)
+    return torch.cat(found, dim=1).reshape(-1, *shape) * (1 + SLACK)
+
+
+def _candidates(attention: Covered, x: Float[Tensor, "b n d"], eps: Float[Tensor, " b"], residual: float) -> dict[str, Tensor]:
     if isinstance(attention, Sigmoid):
-        return sigmoid_remainder(SigmoidReading.of(attention, x), radius, gradient) * (1 + SLACK)
-    return softmax_remainder(Reading.of(attention, x), radius, gradient) * (1 + SLACK)
+        return sigmoid_candidates(SigmoidReading.of(attention, x), eps, residual)
+    return softmax_candidates(Reading.of(attention, x), eps, residual)
 
 
-def _checked(attention: Attention, x: Tensor, eps: float | Tensor) -> tuple[Softmax | L2 | Sigmoid, Tensor, Tensor]:
+def _remainder(
+    attention: Covered, x: Float[Tensor, "b n d"], eps: Float[Tensor, " b"], gradient: Float[Tensor, "c b n d"]
+) -> Float[Tensor, "c b"]:
+    if isinstance(attention, Sigmoid):
+        return sigmoid_remainder(SigmoidReading.of(attention, x), eps, gradient)
+    return softmax_remainder(Reading.of(attention, x), eps, gradient)
+
+
+def _parts(
+    x: Float[Tensor, "*stack n d"], eps: Float[Tensor, "*eps"], heads: int
+) -> list[tuple[Float[Tensor, "b n d"], Float[Tensor, " b"]]]:
+    """Every pair of an input and a radius, a few at a time: memory does not grow with the stack, arrays stay in the cache."""
+    shape = torch.broadcast_shapes(eps.shape, x.shape[:-2])
+    tokens = x.expand(*shape, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
+    some = max(1, ENTRIES // (heads * x.shape[-2] * max(x.shape[-2:])))
+    return list(zip(tokens.split(some), eps.expand(shape).reshape(-1).split(some), strict=True))
+
+
+def _checked(attention: Attention, x: Tensor, eps: float | Tensor) -> tuple[Covered, Tensor, Tensor]:
     """What the doors of this file have in common: float64 throughout, eps as a tensor."""
     if not isinstance(attention, Attention):
         raise TypeError(f"attention must be an Attention, for example Softmax(heads), got {described(attention)}.")

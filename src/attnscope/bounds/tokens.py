@@ -1,0 +1,95 @@
+r"""Attention over a ball, token by token: what a certificate of a whole network needs from one reading of the layer.
+
+With $v_i = |d_i|$ the lengths of the tokens of a perturbation, $\|D\|_F \le \varepsilon$: a matrix $N$ with $|F(X + D) - F(X)|_i \le (Nv)_i$, and for a
+direction g a matrix $M$ with $-\langle g, R\rangle \le \frac12v^TMv$. Both are graded: the point at share s of the segment lies in the ball of radius s eps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnscope.attention._normalised import Normalised
+from attnscope.attention.sigmoid import Sigmoid
+from attnscope.bounds._ball import Ball
+from attnscope.bounds._direct import direct_norm
+from attnscope.bounds._norms import SLACK, spectral
+from attnscope.bounds._reading import Reading
+from attnscope.bounds._score_norms import ScoreNorms
+from attnscope.bounds._sigmoid_ball import SigmoidBall, SigmoidReading
+from attnscope.bounds._sigmoid_bounds import _budget, _token_local, curvature_form
+from attnscope.bounds._softmax_bounds import _capped
+from attnscope.bounds._taylor import Curvature, Directions
+
+SHARES = (0.5, 1.0)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TokensOverBall:
+    r"""`radius` is at least $\|F(X + D) - F(X)\|_F$, `budget` is $N$, `form(g)` is $M$ for each of several directions g."""
+
+    radius: Float[Tensor, " b"]
+    budget: Float[Tensor, "b n n"]
+    form: Callable[[Tensor], Tensor]
+
+
+def softmax_over_ball(attention: Normalised, x: Float[Tensor, "b n d"], eps: Float[Tensor, " b"], residual: float) -> TokensOverBall:
+    """Of softmax or L2 attention."""
+    reading = Reading.of(attention, x)
+    balls = [Ball.of(reading, share * eps) for share in SHARES]
+    scores, xi = ScoreNorms.of(reading), direct_norm(reading.p, reading.layer.c, residual)
+    cross = _cross_norms(reading.layer.c)
+    budgets = [
+        _direct(ball.high, cross, residual) + (ball.high * ball.b * ball.kappa).sum(-3) + torch.diag_embed(ball.bent.sum(-2)) for ball in balls
+    ]
+    constants = [xi + _capped(ball, scores) for ball in balls]
+    curvatures = [Curvature.of(ball) for ball in balls]
+
+    def form(gradient: Float[Tensor, "c b n d"]) -> Float[Tensor, "c b n n"]:
+        directions = Directions.of(reading, gradient)
+        return _graded_form([curvature.form(directions) for curvature in curvatures])
+
+    return _graded(eps, constants, budgets, form)
+
+
+def sigmoid_over_ball(attention: Sigmoid, x: Float[Tensor, "b n d"], eps: Float[Tensor, " b"], residual: float) -> TokensOverBall:
+    reading = SigmoidReading.of(attention, x)
+    balls = [SigmoidBall.of(reading, share * eps) for share in SHARES]
+    xi, cross = direct_norm(reading.p, reading.c, residual), _cross_norms(reading.c)
+    budgets = [_direct(reading.p + ball.slope, cross, residual) + _budget(ball.steep, ball.b, ball.y, ball.kappa) for ball in balls]
+
+    def form(gradient: Float[Tensor, "c b n d"]) -> Float[Tensor, "c b n n"]:
+        return _graded_form([curvature_form(ball, gradient) for ball in balls])
+
+    return _graded(eps, [_token_local(ball, xi) for ball in balls], budgets, form)
+
+
+def _direct(p: Float[Tensor, "b h n n"], cross: Float[Tensor, "h h"], residual: float) -> Float[Tensor, "b n n"]:
+    r"""At least the norms of the blocks $\delta_{ij}r + \sum_hp_{h,ij}C_h$: $\|\sum_hp_hC_h\|^2 \le \sum_{hg}p_hp_g\|C_h^TC_g\|$."""
+    mixed = (torch.einsum("bhij,hg->bgij", p, cross) * p).sum(1).sqrt()
+    return mixed + abs(residual) * torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
+
+
+def _cross_norms(c: Float[Tensor, "h d d"]) -> Float[Tensor, "h h"]:
+    r"""$\|C_h^TC_g\|$, or $\|C_hC_g^T\|$ when these are smaller in sum."""
+    either = [spectral(left[:, None] @ right[None]) for left, right in ((c.mT, c), (c, c.mT))]
+    return min(either, key=lambda norms: float(norms.sum())) * (1 + SLACK)
+
+
+def _graded(eps: Tensor, constants: list[Tensor], budgets: list[Tensor], form: Callable[[Tensor], Tensor]) -> TokensOverBall:
+    steps = [share - before for before, share in zip((0.0, *SHARES), SHARES, strict=False)]
+    radius = eps * sum(step * constant for step, constant in zip(steps, constants, strict=True))
+    budget = torch.stack([step * part for step, part in zip(steps, budgets, strict=True)]).sum(0)
+    return TokensOverBall(radius * (1 + SLACK), budget * (1 + SLACK), form)
+
+
+def _graded_form(forms: list[Float[Tensor, "c b n n"]]) -> Float[Tensor, "c b n n"]:
+    r"""$\sum_k 2W_kM(s_k)$, $W_k = \int_{s_{k-1}}^{s_k}(1 - s)\,ds$."""
+    weights = [(share - before) * (2 - share - before) for before, share in zip((0.0, *SHARES), SHARES, strict=False)]
+    return torch.stack([weight * form for weight, form in zip(weights, forms, strict=True)]).sum(0) * (1 + SLACK)

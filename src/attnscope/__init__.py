@@ -1,6 +1,6 @@
 """attnscope: the regularity and dynamics of attention, as a map between probability measures."""
 
-from attnscope import bounds
+from attnscope import attacks, bounds
 from attnscope.attention import Affine, Attention, Heads, NoClosedForm, variants
 from attnscope.attention.exponential import Exponential
 from attnscope.attention.l2 import L2
@@ -37,6 +37,7 @@ __all__ = [
     "SpectralNorm",
     "Sphere",
     "Trajectory",
+    "attacks",
     "bounds",
     "bures",
     "conditional_wasserstein",

@@ -3,7 +3,21 @@
 from attnscope.attacks._starts import adversarial
 from attnscope.attacks.curves import Curves, curves
 from attnscope.attacks.finite import Attack, Comparison, compare
+from attnscope.attacks.pgd import Attacked, pgd
 from attnscope.attacks.search import WorstCase, worst_case
 from attnscope.attacks.splitting import Split, split
 
-__all__ = ["Attack", "Comparison", "Curves", "Split", "WorstCase", "adversarial", "compare", "curves", "split", "worst_case"]
+__all__ = [
+    "Attack",
+    "Attacked",
+    "Comparison",
+    "Curves",
+    "Split",
+    "WorstCase",
+    "adversarial",
+    "compare",
+    "curves",
+    "pgd",
+    "split",
+    "worst_case",
+]

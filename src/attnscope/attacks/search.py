@@ -27,6 +27,9 @@ GROUP_ENTRIES = 2**22
 MOST_ENTRIES = 2**24
 """Entries of one coupling up to which its second derivatives fit in memory."""
 
+ANY_MASSES = ("M1", "M1'", "K3", "S1", "L2-M1")
+"""The bounds on a ball that hold for tokens of any weights."""
+
 Progress = Callable[[float, float], bool]
 """Told the fraction done and the best value so far; False stops the search, which keeps what it has."""
 
@@ -36,7 +39,7 @@ Progress = Callable[[float, float], bool]
 class WorstCase:
     r"""The worst input found. `value` is its local constant, computed at `mu`: a proved lower bound of the supremum, not the supremum.
 
-    `bound` is the tightest proved upper bound of the supremum (None where no theorem speaks of this attention). `start` says where the
+    `bound` is the tightest proved upper bound of the supremum (None where no theorem gives a finite one). `start` says where the
     ascent began; `history` has the value of every start, `names`, after every step.
     """
 
@@ -187,13 +190,14 @@ def _together(runs: list[Ascent]) -> Float[Tensor, "steps starts"]:
 
 
 def _upper(attention: Attention, n: int, radius: float, weighted: bool) -> Bound | None:
-    """The tightest proved bound; for free masses one that holds whatever they are."""
+    """The tightest proved bound that is finite; for free masses one that holds whatever they are."""
     try:
         check_covered(attention)
     except ValueError:
         return None
-    found = [bound for bound in ball_bounds(attention, n, math.inf if weighted else float(n), radius) if math.isfinite(bound.value)]
-    return Bounds(found).tightest if found else None
+    found = [bound for bound in ball_bounds(attention, n, float(n), radius) if bound.name in ANY_MASSES or not weighted]
+    finite = [bound for bound in found if math.isfinite(bound.value)]
+    return Bounds(finite).tightest if finite else None
 
 
 def check_call(attention: object, n: object, radius: object, weighted: bool, starts: object, steps: object) -> None:

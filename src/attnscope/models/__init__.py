@@ -3,5 +3,6 @@
 from attnscope.models._base import PARTS, Model, ModelNotice, Part
 from attnscope.models._families import families
 from attnscope.models._load import load
+from attnscope.models._perturbation import Duplication, Perturbation, Step
 
-__all__ = ["PARTS", "Model", "ModelNotice", "Part", "families", "load"]
+__all__ = ["PARTS", "Duplication", "Model", "ModelNotice", "Part", "Perturbation", "Step", "families", "load"]

@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attnscope.attention import Heads
 from attnscope.attention.softmax import Softmax
 from attnscope.models._catch import caught
+from attnscope.models._perturbation import Perturbation
 from attnscope.validation import described
 
 Part = Literal["attention", "norm+attention", "residual", "block"]
@@ -150,6 +151,18 @@ class Model(ABC):
         with torch.no_grad(), plain_algebra():
             x = self._hidden(inputs, layer, part)
         return x if stacked else x[0]
+
+    def perturb(
+        self, layer: int, source: str | Tensor, eps: float | Sequence[float] | None = None, part: Part = "attention"
+    ) -> Perturbation:
+        r"""Move the tokens of one sequence along the top singular direction of a part, by displacements of Frobenius norm eps.
+
+        Says how far the linear prediction holds, which tokens carry the direction, and what writing every token twice changes. Without eps
+        the sizes go from a hundredth of a token's RMS norm to three times it. Load the model in float64 for much smaller ones.
+        """
+        from attnscope.models._perturb import perturb
+
+        return perturb(self, layer, source, eps, part)
 
     def encode(self, text: str) -> Int[Tensor, " n"]:
         """The token ids of a text, tokenised once without special tokens."""

@@ -6,7 +6,7 @@ r"""Convex activations with $0 \le \sigma' \le 1$, and the curvature that a cert
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import final
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,35 @@ class Activation(nn.Module, ABC):
         return None
 
 
+class _Rounded(torch.autograd.Function):
+    r"""The quadratic ReLU, $s(u + w(1 - s))$ with its slope $s = ((u + w)/(2w))$ cut to [0, 1]: backward passes need the slope alone."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(u: Tensor, half_width: float) -> Tensor:
+        slope = _slope(u, half_width)
+        return slope * torch.add(u, 1 - slope, alpha=half_width)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.save_for_forward(inputs[0])
+        ctx.half_width = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        return cotangents[0] * _slope(ctx.saved_tensors[0], ctx.half_width), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        return tangents[0] * _slope(ctx.saved_tensors[0], ctx.half_width)
+
+
+def _slope(u: Tensor, half_width: float) -> Tensor:
+    return (u * (0.5 / half_width) + 0.5).clamp(0, 1)
+
+
 @final
 class QuadraticReLU(Activation):
     r"""The ReLU with its corner rounded by a parabola: $0$ for $u \le -w$, $u$ for $u \ge w$, $(u + w)^2/(4w)$ between."""
@@ -40,8 +69,7 @@ class QuadraticReLU(Activation):
         self.half_width = float(half_width)
 
     def forward(self, u: Tensor) -> Tensor:
-        w = self.half_width
-        return (u.clamp(-w, w) + w).square() / (4 * w) + F.relu(u - w)
+        return _Rounded.apply(u, self.half_width)
 
     def curvature(self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]) -> Float[Tensor, "*out"]:
         r"""$\frac{1}{2w}(1 - (|u| - w)_+/\theta)_+^2$: beyond the band only what a step of $\theta$ reaches of it counts."""

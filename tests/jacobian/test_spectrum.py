@@ -190,6 +190,25 @@ def test_the_overlap_is_rarely_smaller(size: int) -> None:
     assert size == 1 or rate >= failure * 0.9
 
 
+@pytest.mark.parametrize("spectrum", ["one outlier", "ladder", "geometric", "edge"])
+def test_the_error_at_the_stop_is_below_the_tolerance(spectrum: str) -> None:
+    """For spectra without nearly equal values at the top: the stopping rule is an estimate, and here a good one."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.rand(20, 600, generator=generator, dtype=torch.float64)
+    if spectrum == "one outlier":
+        values[:, 0] = 1.3
+    elif spectrum == "ladder":
+        values[:, :10] = 1 + 0.03 * torch.arange(10, dtype=torch.float64)
+    elif spectrum == "geometric":
+        values = (0.95 ** torch.arange(600, dtype=torch.float64)).expand(20, 600)
+    else:
+        values = (1 - torch.linspace(0, 1, 600, dtype=torch.float64) ** (2 / 3)).expand(20, 600)
+    found = asc.spectral_norm(of_matrix(torch.diag_embed(values)), tol=1e-5)
+    error = 1 - torch.as_tensor(found.lower) / values.amax(1)
+    assert torch.as_tensor(found.converged).all()
+    assert error.max() <= 1e-5
+
+
 def test_float32_never_overshoots() -> None:
     for seed in range(12):
         attention, mu = asc.Softmax(some_heads(d=12, h=3, k=4, v=4, seed=seed), causal=bool(seed % 2)), some_measure(n=20, d=12, seed=seed)

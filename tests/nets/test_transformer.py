@@ -97,13 +97,24 @@ def test_norms_of_a_are_those_of_its_dense_matrix_and_content_can_be_switched_of
     assert torch.allclose(coupling[0], coupling[1]), "the coupling still depends on what the tokens say"
 
 
-def test_content_is_lifted_to_the_floor_and_never_lowered() -> None:
-    network = vit()
-    (layer,) = network.attentions
-    before = layer.content_norms()
-    floor = float(before.mean())
-    layer.lift_content(floor)
-    assert torch.allclose(layer.content_norms(), before.clamp(min=floor), rtol=1e-5)
+def test_heads_are_held_between_floor_and_caps() -> None:
+    (layer,) = vit(step=0.5).attentions
+    with torch.no_grad():
+        layer.query[0] *= 9
+        layer.query[1] *= 0.01
+        layer.output[1] *= 50
+    before = torch.linalg.matrix_norm(layer.attention().heads.values, 2)
+    layer.hold(0.2, 0.4, 0.1)
+    assert torch.allclose(layer.content_norms(), torch.tensor([0.4, 0.2], dtype=torch.float64), rtol=1e-5)
+    written = torch.linalg.matrix_norm(layer.attention().heads.values, 2)
+    assert torch.allclose(written, before.clamp(max=0.2), rtol=1e-4)
+    kept = weights(layer)
+    layer.hold(0.0, float("inf"), float("inf"))
+    assert all(torch.equal(kept[name], value) for name, value in weights(layer).items()), "what is within its bounds is left alone"
+
+
+def weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
 
 
 def test_the_control_has_the_same_parts_but_attention() -> None:

@@ -75,13 +75,19 @@ class ResidualAttention(Layer):
             for part in (self.query, self.key, self.query_bias):
                 part.zero_()
 
-    def lift_content(self, floor: float) -> None:
-        r"""Scale queries and keys of heads with $\|A_h\|$ below the floor up to it: attention cannot die while it trains."""
+    def hold(self, floor: float, cap: float, value_cap: float) -> None:
+        r"""Scale every head so that floor $\le \|A_h\| \le$ cap and $s\|W_hV_h\| \le$ value_cap.
+
+        The floor keeps content attention alive while it trains, the caps keep it certifiable: the radius of a layer grows with
+        $\|A_h\|\|W_hV_h\|$, and a loss that only sees the slope would let both grow.
+        """
         with torch.no_grad():
             norms = self.content_norms().clamp(min=torch.finfo(torch.float64).tiny)
-            factor = (floor / norms).clamp(min=1).sqrt().to(self.query)[:, None, None]
+            factor = (norms.clamp(floor, cap) / norms).sqrt().to(self.query)[:, None, None]
             self.query.mul_(factor)
             self.key.mul_(factor)
+            written = self.step * spectral_of_product(self.output.double(), self.value.double()).clamp(min=torch.finfo(torch.float64).tiny)
+            self.output.mul_((value_cap / written).clamp(max=1).to(self.output)[:, None, None])
 
     def sensitivity(self, x: Float[Tensor, "*stack n d"], eps: float | Tensor) -> Float[Tensor, "*out"]:
         refuse_unbounded(self.norm)

@@ -28,6 +28,8 @@ class Config:
     image: tuple[int, int, int] | None = None
     """Channels, height and width that a classifier reads."""
     patch: int | None = None
+    learned_embedding: bool = False
+    """Whether the matrix that embeds patches is trained; else it stays the isometry that it starts as."""
     length: int | None = None
     """The longest sequence that a language model reads."""
     dim: int = 48
@@ -73,8 +75,9 @@ class Config:
             _check_count(name, getattr(self, name))
         for name in ("half_width", "step"):
             check_positive(name, getattr(self, name))
-        if not isinstance(self.position_bias, bool):
-            raise ValueError(f"position_bias must be true or false, got {described(self.position_bias)}.")
+        for name in ("position_bias", "learned_embedding"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {described(getattr(self, name))}.")
         if not isinstance(self.options, Mapping):
             raise ValueError(f"options must be a mapping of names to numbers, got {described(self.options)}.")
         self._check_input()

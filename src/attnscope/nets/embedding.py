@@ -17,18 +17,18 @@ from attnscope.validation import described
 class PatchEmbedding(LinearLayer):
     r"""Image to tokens: $x_i = E(\text{patch}_i - \frac12) + p_i$, patches of size s that tile the image [dosovitskiy21].
 
-    E starts as an isometry (or the adjoint of one), so that pixels and tokens move by the same amount.
+    E starts as an isometry (or the adjoint of one), so that pixels and tokens move by the same amount; unless it is `learned` it stays one.
     """
 
     in_axes = 3
 
-    def __init__(self, image: tuple[int, int, int], patch: int, dim: int, generator: torch.Generator) -> None:
+    def __init__(self, image: tuple[int, int, int], patch: int, dim: int, generator: torch.Generator, learned: bool = False) -> None:
         super().__init__()
         channels, height, width = image
         self.image, self.patch = image, patch
         self.tokens = (height // patch) * (width // patch)
         pixels = channels * patch**2
-        self.weight = nn.Parameter(_isometry(dim, pixels, generator))
+        self.weight = nn.Parameter(_isometry(dim, pixels, generator), requires_grad=learned)
         self.position = nn.Parameter(0.02 * torch.randn(self.tokens, dim, generator=generator))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class Transformer(nn.Module):
 def _layers(config: Config, generator: torch.Generator) -> list[Layer]:
     layers: list[Layer] = []
     if config.image is not None:
-        layers.append(PatchEmbedding(config.image, config.side, config.dim, generator))
+        layers.append(PatchEmbedding(config.image, config.side, config.dim, generator, config.learned_embedding))
     else:
         layers.append(TokenEmbedding(config.outputs, config.tokens, config.dim, generator))
     for _ in range(config.depth):

@@ -25,8 +25,12 @@ class Plan:
     """Time of this thread alone: neither evaluations nor waiting for a busy machine count."""
     batch: int = 128
     rate: float = 3e-3
-    floor: float = 0.3
+    floor: float = 0.25
     r"""Content attention is kept alive: $\|A_h\|$ is lifted to this after every step."""
+    cap: float = 0.4
+    r"""and lowered to this, so that it can be certified."""
+    value_cap: float = 0.5
+    r"""The same for what each head writes, $s\|W_hV_h\|$."""
     flip: bool = False
     """Whether images are mirrored at random."""
     shift: int = 0
@@ -46,8 +50,12 @@ class Plan:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise ValueError(f"{name} must be a whole number of at least 0, got {described(value)}.")
-        if isinstance(self.floor, bool) or not isinstance(self.floor, int | float) or not 0 <= self.floor < float("inf"):
-            raise ValueError(f"floor must be a finite number of at least 0, got {described(self.floor)}.")
+        for name in ("floor", "cap", "value_cap"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+                raise ValueError(f"{name} must be a number of at least 0, got {described(value)}.")
+        if self.floor > self.cap:
+            raise ValueError(f"the floor of the norm of A must not be above its cap, got floor = {self.floor} and cap = {self.cap}.")
         if self.config.kind != "classifier":
             raise ValueError("only classifiers are trained here, got the config of a language model.")
 

@@ -47,7 +47,8 @@ class Training:
             raise ValueError(f"the network tells {config.outputs} classes apart, got label {int(labels.max())}.")
         self.plan, self.pixels, self.labels, self.device = plan, pixels, labels, device
         self.network = Transformer(config, plan.seed).to(device)
-        self.optimiser = torch.optim.Adam(self.network.parameters(), lr=plan.rate, betas=(0.9, 0.98), foreach=False)
+        self.trained = {name: part for name, part in self.network.named_parameters() if part.requires_grad}
+        self.optimiser = torch.optim.Adam(self.trained.values(), lr=plan.rate, betas=(0.9, 0.98), foreach=False)
         self.step, self.seconds = 0, 0.0
 
     @property
@@ -69,11 +70,10 @@ class Training:
             raise ValueError(f"the loss is {found.loss.item()} at step {self.step}: training diverged, use a smaller learning rate.")
         self.optimiser.zero_grad()
         found.loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0, foreach=False)
+        torch.nn.utils.clip_grad_norm_(self.trained.values(), 1.0, foreach=False)
         self.optimiser.step()
-        if self.plan.floor > 0:
-            for layer in self.network.attentions:
-                layer.lift_content(self.plan.floor)
+        for layer in self.network.attentions:
+            layer.hold(self.plan.floor, self.plan.cap, self.plan.value_cap)
         self.step += 1
         self.seconds += time.thread_time() - begun
         clean = (found.margins > 0).double().mean().item()
@@ -88,7 +88,7 @@ class Training:
     def tensors(self) -> dict[str, Tensor]:
         """Weights and the two moments of Adam."""
         state = {f"network.{name}": value for name, value in self.network.state_dict().items()}
-        for name, part in self.network.named_parameters():
+        for name, part in self.trained.items():
             for moment in ("exp_avg", "exp_avg_sq"):
                 state[f"{moment}.{name}"] = self.optimiser.state[part].get(moment, torch.zeros_like(part))
         return {name: value.detach().cpu().contiguous() for name, value in state.items()}
@@ -97,7 +97,7 @@ class Training:
         """Go on from a state that `tensors` gave after so many steps and seconds."""
         weights = {name: tensors[f"network.{name}"] for name in self.network.state_dict()}
         self.network.load_state_dict(weights)
-        for name, part in self.network.named_parameters():
+        for name, part in self.trained.items():
             moments = {moment: tensors[f"{moment}.{name}"].to(part.device).clone() for moment in ("exp_avg", "exp_avg_sq")}
             self.optimiser.state[part] = {"step": torch.tensor(float(step)), **moments}
         self.step, self.seconds = step, seconds

@@ -46,9 +46,9 @@ class Duplication:
 class Perturbation:
     r"""A layer's tokens moved along the top singular direction of its Jacobian, in the sense that changes the output more.
 
-    `sigma` is the local constant, a lower bound within 1e-8 as far as its residual can tell. `carried` says which share of the squared move
-    each token makes, `received` which share of the squared response it shows. `duplication` is None where the model cannot read twice as
-    many tokens; `refusal` then says why.
+    `sigma` is the local constant: a lower bound, for whole blocks and unknown networks up to the rounding of the model's own dtype, and
+    within 1e-8 as far as its residual can tell. `carried` says which share of the squared move each token makes, `received` which share of
+    the squared response it shows. `duplication` is None where the model cannot read twice as many tokens; `refusal` then says why.
     """
 
     layer: int

@@ -80,4 +80,5 @@ def tensors(attention: Attention) -> dict[str, Tensor]:
 
 def with_tensors(attention: Attention, parts: dict[str, Tensor]) -> Attention:
     """The same attention with other weights."""
-    return dataclasses.replace(attention, heads=dataclasses.replace(attention.heads, **parts))
+    changes: dict[str, Any] = dict(parts)
+    return dataclasses.replace(attention, heads=dataclasses.replace(attention.heads, **changes))

@@ -1,4 +1,4 @@
-r"""$\log\det(I + J)$ of a layer: exact from the dense Jacobian, or estimated from the series $\sum_k (-1)^{k+1}\mathrm{tr}(J^k)/k$ [chen19]."""
+r"""$\log\det(I + J)$: exact from dense Jacobians, or estimated from the series $\sum_k (-1)^{k+1}\mathrm{tr}(J^k)/k$ [chen19]."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class LogDeterminant:
     """The log-determinant of the Jacobian of a stack. `kind` is "exact" (dense, up to rounding) or "estimate" (random probes).
 
     Of an estimate `standard_error` is the spread of its mean over the probes, itself an estimate, and `truncation` a proved bound
-    on the part of the series left out; an exact value has zeros there.
+    on the part of the series left out; an exact value has zeros there. `y` is the image, which comes with it.
     """
 
+    y: Float[Tensor, "*stack n d"]
     value: Float[Tensor, "*stack"]
     kind: Literal["exact", "estimate"]
     standard_error: Float[Tensor, "*stack"]
@@ -40,7 +41,7 @@ def exact(steps: list[Step], x: Float[Tensor, "*stack n d"]) -> LogDeterminant:
     for step in steps:
         total = total + torch.linalg.slogdet(dense_jacobian(step, x)).logabsdet
         x = x + step.move(x)
-    return LogDeterminant(total, "exact", torch.zeros_like(total).detach(), 0.0, 0, ())
+    return LogDeterminant(x, total, "exact", torch.zeros_like(total).detach(), 0.0, 0, ())
 
 
 def dense_jacobian(step: Step, x: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack m m"]:
@@ -65,7 +66,7 @@ def estimated(
         used.append(count)
         x = x + step.move(x)
     error = total.detach().std(0) / math.sqrt(probes)
-    return LogDeterminant(total.mean(0), "estimate", error, left_out, probes, tuple(used))
+    return LogDeterminant(x, total.mean(0), "estimate", error, left_out, probes, tuple(used))
 
 
 def remainder(constant: float, entries: int, terms: int) -> float:
@@ -78,7 +79,7 @@ def enough_terms(constant: float, entries: int) -> int:
     return next((count for count in range(1, MOST_TERMS) if remainder(constant, entries, count) <= REMAINDER), MOST_TERMS)
 
 
-def _series(step: Step, x: Tensor, probes: int, terms: int, generator: torch.Generator) -> Float[Tensor, "probes *stack"]:
+def _series(step: Step, x: Tensor, probes: int, terms: int, generator: torch.Generator) -> Float[Tensor, "many ..."]:
     r"""$\sum_{k\le K}(-1)^{k+1}\langle v, (J^T)^kv\rangle/k$ for each probe of random signs."""
     signs = torch.randint(0, 2, (probes, *x.shape), generator=generator, device=generator.device).to(x)
     v = 2 * signs - 1

@@ -13,7 +13,7 @@ from attnscope.validation import described
 def random_attention(
     variant: str, dim: int, heads: int, radius: float, causal: bool, generator: torch.Generator, dtype: torch.dtype
 ) -> Attention:
-    """Gaussian matrices, queries and keys of the size that makes scores at most 1 in the ball. L2 attention is tied, with values that factor."""
+    """Gaussian matrices, queries and keys of the size that makes scores at most 1 in the ball. L2 attention is tied, its values factor."""
     found = variants()
     if variant not in found:
         raise ValueError(f"the attention must be one of {', '.join(found)}, got {described(variant)}.")

@@ -26,7 +26,7 @@ STEEP = 40.0
 
 
 class Norms(NamedTuple):
-    r"""$\|A_h\|$ and what biases add to the gradients of a score, $\|V_h\|$ and $\|W_hV_h\|$; rotary heads have $\|A_\delta\| \le s\|K\|\|Q\|$."""
+    r"""$\|A_h\|$ (rotary heads: $s\|K\|\|Q\|$), what biases add to the gradients of a score, $\|V_h\|$ and $\|W_hV_h\|$."""
 
     a: Float[Tensor, " h"]
     key_shift: Float[Tensor, " h"]
@@ -136,8 +136,8 @@ def _l2_on_ball(attention: L2, radius: Tensor, optional: bool) -> list[Tensor]:
         return []
     if steepest > 700:
         raise ValueError(
-            f"no useful contraction is proved for l2 attention here: its constant on the ball of radius {float(radius.detach()):.6g} is of order "
-            f"exp({steepest:.4g}). Use smaller weights or a smaller radius, or tie it: Q = K, V = UQ."
+            f"no useful contraction is proved for l2 attention here: its constant on the ball of radius {float(radius.detach()):.6g} is of "
+            f"order exp({steepest:.4g}). Use smaller weights or a smaller radius, or tie it: Q = K, V = UQ."
         )
     single = 2 * norms.a * radius**2 + (s * rho**2).exp() * (1 + 4 * s * key * radius * rho)
     return [_combined(heads, norms.written * single, norms.value * single)]

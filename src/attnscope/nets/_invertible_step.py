@@ -1,7 +1,7 @@
 r"""One layer $y = x + f(x)$ with $f$ a contraction, and its inverse by fixed-point iteration.
 
-On a ball the iteration is $x \leftarrow \Pi(y - f(x))$, $\Pi$ the projection of every token on the ball of the input. It maps the ball to itself
-and shortens distances by L, so it has one fixed point; an input in the ball with image y is that point.
+On a ball the iteration is $x \leftarrow \Pi(y - f(x))$, $\Pi$ the projection of every token on the ball of the input. It maps the ball to
+itself and shortens distances by L, so it has one fixed point; an input in the ball with image y is that point.
 """
 
 from __future__ import annotations
@@ -101,6 +101,16 @@ class Step:
         precise = self.attention.to(torch.float64)
         found = lipschitz(precise, self.reads, n, torch.tensor(radius, dtype=torch.float64, device=precise.heads.query.device))
         return min(self.constant, float(found) * (1 + 16 * torch.finfo(self.attention.heads.query.dtype).eps))
+
+    def check_reached(self, number: int, y: Float[Tensor, "*stack n d"], solved: Solved) -> None:
+        """Refuse a y that the best x in the ball misses by more than that x can be wrong."""
+        missed = size(solved.x + self.move(solved.x) - y)
+        allowed = (1 + self.constant) * self.constant / (1 - self.constant) * solved.step
+        if (missed > allowed + torch.finfo(y.dtype).eps ** 0.5 * (size(y) + 1)).any():
+            raise ValueError(
+                f"y is not the image of tokens in the ball: the nearest input of layer {number}, in its ball of radius {self.ball:.6g}, "
+                f"misses by {float(missed.max()):.3g}. Invert outputs of this stack, or use squash=True, which reaches every y."
+            )
 
     def _enough(self, first: Float[Tensor, "*stack"], target: Float[Tensor, "*stack"]) -> int:
         if self.constant == 0:

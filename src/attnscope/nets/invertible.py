@@ -1,7 +1,7 @@
 r"""Residual attention that can be inverted: $y = x + f(x)$, $f$ attention scaled so that a proved bound keeps it a contraction.
 
-Layers after [behrmann19], with the Lipschitz constants of docs/theorems.md in place of products of norms: softmax and sigmoid attention on a
-ball, tied L2 attention everywhere. See docs/invertible.md for the proofs.
+Layers after [behrmann19], with the Lipschitz constants of docs/theorems.md in place of products of norms: softmax and sigmoid attention
+on a ball, tied L2 attention everywhere. See docs/invertible.md for the proofs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from attnscope.nets._invertible_layer import Layer, scaled
 from attnscope.nets._invertible_logdet import LogDeterminant
 from attnscope.nets._invertible_random import random_attention
 from attnscope.nets._invertible_scale import check_proved, displacement, lipschitz
-from attnscope.nets._invertible_step import Solved, Step, size
+from attnscope.nets._invertible_step import Step, size
 from attnscope.validation import as_generator, check_positive, check_same_kind, check_shape, check_tensor, described
 
 __all__ = ["Inverse", "Invertible", "LogDeterminant"]
@@ -43,7 +43,8 @@ class Inverse:
     r"""The input of a stack found from its output, and how far it can be from the truth in Frobenius norm.
 
     `error_bound` is proved in exact arithmetic: $L/(1-L)$ times the last step of every layer, carried back through the layers before it by
-    $1/(1-L)$. `rounding` estimates what floating point adds, in the forward pass too. `iterations` are those of each layer, first layer first.
+    $1/(1-L)$, with L the constant on the ball that holds the tokens found. `rounding` estimates what floating point adds, forward pass
+    included. `iterations` are those of each layer, first layer first.
     """
 
     x: Float[Tensor, "*stack n d"]
@@ -57,10 +58,10 @@ class Inverse:
 class Invertible(nn.Module):
     r"""A stack of layers $x + \alpha_l f_l(x)$, one per attention, with trainable weights and inverse.
 
-    $\alpha_l = \min(1, L/\mathrm{Lip})$, L = `contraction` and Lip the proved constant of $f_l$ for up to `tokens` tokens in the ball where its inputs
-    lie: `radius` for the first layer, plus the farthest that the layers before can move a token. It is recomputed from the weights, differentiably.
-    `radius=None` means the whole space, for tied L2 attention. With `squash=True` every layer reads its tokens through
-    $\rho(x) = x/\sqrt{1+|x|^2/R^2}$: then inputs may lie anywhere, the stack maps the space onto itself, and R is the radius of every layer.
+    $\alpha_l = \min(1, L/\mathrm{Lip})$, L = `contraction` and Lip the proved constant of $f_l$ for up to `tokens` tokens in the ball where
+    its inputs lie: `radius` for the first layer, plus the farthest that the layers before can move a token. It is recomputed from the weights,
+    differentiably. `radius=None` means the whole space, for tied L2 attention. With `squash=True` every layer reads its tokens through
+    $\rho(x) = x/\sqrt{1+|x|^2/R^2}$: inputs may lie anywhere, the stack maps the space onto itself, and R is the radius of every layer.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Invertible(nn.Module):
         dtype: torch.dtype = torch.float64,
         generator: torch.Generator | int = 0,
     ) -> Invertible:
-        """`depth` random layers for tokens in the ball of this radius. L2 attention is tied and, unless squashed, serves the whole space."""
+        """`depth` random layers for tokens in the ball of this radius. L2 attention is tied, for the whole space unless squashed."""
         if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
             raise ValueError(f"depth must be a whole number of at least 1, got {described(depth)}.")
         check_positive("radius", radius)
@@ -183,12 +184,12 @@ class Invertible(nn.Module):
             raise ValueError(f"most must be a whole number of at least 1, got {described(most)}.")
         self._check_input("y", y, None)
         proved = torch.zeros(y.shape[:-2], dtype=torch.float64, device=y.device)
-        rounding, iterations, converged, x = proved.clone(), [], True, y
-        steps = self.steps()
+        rounding, converged, x = proved.clone(), True, y
+        steps, iterations = self.steps(), list[int]()
         for number, step in reversed(list(enumerate(steps, start=1))):
             solved = step.invert(x, tol, most)
             if solved.converged and converged and step.ball is not None:
-                _check_reached(step, number, x, solved)
+                step.check_reached(number, x, solved)
             noise = 2 * (y.shape[-2] + 4 * y.shape[-1]) * torch.finfo(y.dtype).eps * (size(x) + size(solved.x))
             far = (proved + rounding + noise + solved.step) / (1 - step.constant)
             reach = float(torch.linalg.vector_norm(solved.x, dim=-1).max()) + float(far.max())
@@ -226,7 +227,9 @@ class Invertible(nn.Module):
         return logdet.estimated(steps, x, probes, terms, as_generator(generator, x.device))
 
     def _check_input(self, name: str, x: Tensor, ball: float | None) -> None:
-        weights = self.layers[0].attention().heads.query
+        first = self.layers[0]
+        assert isinstance(first, Layer)
+        weights = first.weights["query"]
         check_tensor(name, x, "... n d")
         check_same_kind(name, x, "the weights", weights)
         check_shape(name, x, (*x.shape[:-1], weights.shape[-1]), "the dimension of the heads")
@@ -241,14 +244,3 @@ class Invertible(nn.Module):
                     f"no contraction is proved outside the ball of radius {self.radius:.6g}, and {name} has a token of norm {largest:.6g}. "
                     "Scale the tokens, pass a larger radius, or use squash=True."
                 )
-
-
-def _check_reached(step: Step, number: int, y: Tensor, solved: Solved) -> None:
-    """Refuse a y that the best x in the ball misses by more than that x can be wrong."""
-    missed = size(solved.x + step.move(solved.x) - y)
-    allowed = (1 + step.constant) * step.constant / (1 - step.constant) * solved.step + torch.finfo(y.dtype).eps ** 0.5 * (size(y) + 1)
-    if (missed > allowed).any():
-        raise ValueError(
-            f"y is not the image of tokens in the ball: the nearest input of layer {number}, in its ball of radius {step.ball:.6g}, misses "
-            f"by {float(missed.max()):.3g}. Invert outputs of this stack, or use squash=True, which reaches every y."
-        )

@@ -9,7 +9,6 @@ import torch
 
 from attnscope.bounds.sensitivity import sensitivity
 from attnscope.certify import figures, report, report_nearest
-from attnscope.certify.certificate import Certificate
 from attnscope.data import Images
 from attnscope.jacobian import jacobian
 from attnscope.nets import Config, Transformer
@@ -20,10 +19,10 @@ EPS = (0.02, 0.3)
 @pytest.fixture(scope="module")
 def plan() -> report.Plan:
     """A tiny network and images that it reads rightly, but for the last two."""
-    network = Transformer(Config.vit((1, 4, 4), 3, 2, dim=4, heads=2, head_dim=2, value_dim=2, hidden=4), seed=1)
+    network = Transformer(Config.vit((1, 4, 4), 3, 2, dim=4, heads=2, head_dim=2, value_dim=2, hidden=4), seed=1).double()
     pixels = torch.rand(8, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        labels = network(pixels).argmax(-1)
+        labels = network(pixels.double()).argmax(-1)
     labels[-2:] = (labels[-2:] + 1) % 3
     return report.Plan(network, Images(pixels, labels, ("a", "b", "c")), EPS, steps=20, restarts=2)
 
@@ -82,7 +81,6 @@ def test_an_unsound_certificate_is_seen(plan: report.Plan, monkeypatch: pytest.M
     assert broken
     assert all(row.unsound for row in (broken if lie == "verdict" else rows) if row.margin > 0)
     assert report.summarise(rows).unsound >= len(broken)
-    assert isinstance(honest(plan.network, plan.images.pixels.double(), 0.1)[0], Certificate)
 
 
 def test_an_image_broken_once_stays_broken(plan: report.Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,7 @@ def test_a_whole_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert any(line[:3] == ["A", "set", "to"] for line in lines)
     assert sum(line[:2] == ["no", "attention"] for line in lines) == 2
     assert f"head by head: {float(norms[0][0]):.3g}, {float(norms[0][1]):.3g}" in printed
+    assert "Nothing says how long" in printed
     assert {path.name for path in out.glob("*.png")} == {"accuracy-against-eps.png", "bound-against-attack.png", "nearest-images.png"}
     assert not list(out.glob("*.partial"))
     assert run(*base(folder, out)) == 2
@@ -91,6 +92,13 @@ def test_the_control_beside_the_checkpoint_is_found(folder: Path, tmp_path: Path
     assert command.control_of(tmp_path / "net") is None
     save(load(folder / "other"), tmp_path / "net" / "control")
     assert load(command.control_of(tmp_path / "net")).attentions == []
+
+
+def test_a_control_with_another_budget_is_said() -> None:
+    ours = {"data": "digits", "minutes": 3.0, "steps": None, "finished": True}
+    assert command._budget(ours, dict(ours)) == ""
+    assert "minutes 3.0 against 5.0" in command._budget(ours, ours | {"minutes": 5.0})
+    assert "Nothing says" in command._budget({}, {})
 
 
 def test_attention_that_died_is_said_to_be_dead(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,28 +53,28 @@ def _png(draw: Callable[[Any], None], size: tuple[float, float]) -> bytes:
 
 
 def _accuracy(figure: Any, rows: Sequence[Row]) -> None:
+    """Both curves are steps: a radius proves every smaller eps, and an image broken at one eps is broken at every larger one."""
     ax = figure.subplots()
-    styles = {"network": (BLUE, "-"), "control": (GREY, "--")}
+    reach = 1.1 * max(row.eps for row in rows)
     for name in sorted({row.network for row in rows}, reverse=True):
         mine = [row for row in rows if row.network == name]
-        colour, line = styles[name]
-        shown = "" if name == "network" else "no-attention control: "
-        radii = np.sort([row.radius for row in {row.image: row for row in mine}.values()])
-        clean = sum(row.eps == mine[0].eps and row.label == row.predicted for row in mine) / len(radii)
-        x = np.concatenate([[0.0], np.unique(radii[radii > 0])])
-        y = np.array([clean, *((radii >= eps).mean() for eps in x[1:])])
-        ax.step(x, 100 * y, where="pre", color=colour, linestyle=line, linewidth=1.8, label=f"{shown}certified (proved)")
-        attacked = [(0.0, clean)]
-        for eps in sorted({row.eps for row in mine}):
-            attacked.append((eps, sum(row.broken is False for row in mine if row.eps == eps) / len(radii)))
-        ax.plot(
-            *zip(*((eps, 100 * share) for eps, share in attacked), strict=True),
-            color=RED if name == "network" else GREY,
-            linestyle=":",
-            marker="o" if name == "network" else "s",
-            markersize=4,
-            label=f"{shown}not broken by PGD",
+        proved, found, line, owner = (BLUE, RED, "-", "") if name == "network" else (GREY, GREY, "--", "no-attention control: ")
+        first = {row.image: row for row in mine}.values()
+        clean = sum(row.label == row.predicted for row in first) / len(first)
+        radii = np.array([row.radius for row in first])
+        x = np.unique(radii[radii > 0])
+        y = [(radii >= eps).mean() for eps in x]
+        ax.step(
+            [0, *x, *x[-1:]],
+            100 * np.array([clean, *y, *([0] * len(x[-1:]))]),
+            color=proved,
+            linestyle=line,
+            label=f"{owner}certified (proved)",
         )
+        eps = sorted({row.eps for row in mine})
+        standing = [clean, *(sum(row.broken is False for row in mine if row.eps == one) / len(first) for one in eps)]
+        ax.step([0, *eps, reach], 100 * np.array([*standing, standing[-1]]), where="post", color=found, linestyle=":")
+        ax.plot(eps, 100 * np.array(standing[1:]), "o", color=found, markersize=4, label=f"{owner}not broken by PGD")
     ax.set(xlabel="eps (l2 in pixel space)", ylabel="accuracy in %", ylim=(0, 102), xlim=(0, None))
     ax.grid(alpha=0.25, linewidth=0.5)
     ax.legend(fontsize=8, frameon=False)

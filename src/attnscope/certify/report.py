@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -63,18 +64,21 @@ class Plan:
     seed: int = 0
     name: str = "network"
 
+    def exact(self) -> nn.Module:
+        """A copy of the network in float64, to evaluate only."""
+        return copy.deepcopy(self.network).double().eval().requires_grad_(False)
+
 
 def evaluate(plan: Plan) -> Iterator[list[Row]]:
     """Rows of one batch of images after the other, in float64: certificates first, then the attack on every image that is read rightly.
 
     A certificate that the attack breaks is marked `unsound` in its row; nothing is raised, so that the evidence is kept.
     """
-    network = plan.network.double().eval()
+    network = plan.exact()
     for start in range(0, len(plan.images), BATCH):
         x, y = plan.images.pixels[start : start + BATCH].double(), plan.images.labels[start : start + BATCH]
         begun = time.perf_counter()
-        with torch.no_grad():
-            predicted = network(x).argmax(-1)
+        predicted = network(x).argmax(-1)
         proved = certify(network, x, plan.eps, y, bisections=BISECTIONS)
         middle = time.perf_counter()
         radius = torch.tensor([made.radius for made in proved[0]], dtype=torch.float64)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from attnscope.attacks.pgd import pgd
 from attnscope.certify.report import Plan, Row
 
-REACHES = (1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 9.0)
+REACHES = (1.2, 1.5, 2.0, 3.0, 5.0, 8.0)
 """Multiples of the proved radius within which a misread image is looked for."""
+RESTARTS = 2
 HALVINGS = 30
 
 
@@ -40,12 +41,12 @@ def nearest(plan: Plan, rows: Sequence[Row], count: int = 6) -> list[Neighbour]:
     chosen = sorted({row.image: row for row in rows if row.radius > 0}.values(), key=lambda row: row.radius)[:count]
     if not chosen:
         return []
-    network = plan.network.double().eval()
+    network = plan.exact()
     places = [row.image for row in chosen]
     x = plan.images.pixels[places].double().repeat_interleave(len(REACHES), 0)
     labels = plan.images.labels[places].repeat_interleave(len(REACHES))
     reach = torch.tensor([row.radius * factor for row in chosen for factor in REACHES], dtype=torch.float64)
-    attack = pgd(network, x, labels, reach, plan.steps, plan.restarts, plan.seed)
+    attack = pgd(network, x, labels, reach, plan.steps, RESTARTS, plan.seed)
     found = _drawn_back(network, x, attack.x, labels)
     distance = torch.linalg.vector_norm((found - x).flatten(1), dim=1).where(attack.succeeded, float("inf"))
     made = []
@@ -59,7 +60,6 @@ def nearest(plan: Plan, rows: Sequence[Row], count: int = 6) -> list[Neighbour]:
     return made
 
 
-@torch.no_grad()
 def _drawn_back(network: nn.Module, x: Tensor, far: Tensor, labels: Int[Tensor, " b"]) -> Tensor:
     """Points of the segments from x to far that are misread whenever far is, near the first of that kind."""
     low, high = torch.zeros(2, len(x), dtype=x.dtype)
@@ -73,7 +73,6 @@ def _drawn_back(network: nn.Module, x: Tensor, far: Tensor, labels: Int[Tensor, 
     return torch.lerp(x, far, high[:, None, None, None])
 
 
-@torch.no_grad()
 def _others(network: nn.Module, x: Tensor, labels: Int[Tensor, " b"]) -> Float[Tensor, "b classes"]:
     """The logits with that of the label taken out."""
     return network(x).scatter(1, labels[:, None], float("-inf"))

@@ -61,8 +61,6 @@ def _sentences(summaries: dict[str, Summary], content: Content | None) -> list[s
             + " Attention is dead: it looks at places only, so these certificates say nothing about content attention."
             * dead
         )
-    if control is None:
-        made.append("No control: train the same network without attention for as long, and pass its folder as --control.")
     radius = f"{network.radius:.4f}" + (f" (control {control.radius:.4f})" if control else "")
     made.append(f"Average certified radius {radius}, 0 where the image is misread.")
     made.append(

@@ -56,7 +56,7 @@ def command(
         torch.set_num_threads(threads)
     radii = parsed_eps(eps)
     with console.status("Loading ..."):
-        plans = _plans(options, radii)
+        plans, remark = _plans(options, radii)
     folder = Path(out or "certify-" + re.sub(r"[^\w.-]+", "-", Path(checkpoint).resolve().name if checkpoint else "digits"))
     begun = time.monotonic()
     with Store(folder, overwrite, "certificates") as store:
@@ -68,7 +68,9 @@ def command(
     content = _content(plans[0])
     seconds = time.monotonic() - begun
     _record(folder, options, seconds, finished, {name: asdict(made) for name, made in {**summaries, "content": content}.items() if made})
-    show(console, _title(plans[0]), radii, summaries, content)
+    show(console, _title(plans[0], summaries[plans[0].name].images), radii, summaries, content)
+    if remark:
+        console.print(remark, highlight=False, markup=False, soft_wrap=True)
     _draw(console, plans[0], store.rows, folder)
     unsound = [row for row in store.rows if row.unsound]
     if unsound:
@@ -93,8 +95,11 @@ def parsed_eps(given: str) -> dict[float, str]:
     return dict(sorted(found.items()))
 
 
-def _plans(options: dict[str, Any], radii: dict[float, str]) -> list[Plan]:
-    """The network and, where there is one, its control, on the same images; everything that can be refused is refused here."""
+def _plans(options: dict[str, Any], radii: dict[float, str]) -> tuple[list[Plan], str]:
+    """The network and, where there is one, its control, on the same images; and a remark on the control, if need be.
+
+    Everything that can be refused is refused here, before anything is written.
+    """
     from attnscope.certify.network import certify
     from attnscope.data.images import images as read_images
 
@@ -108,11 +113,15 @@ def _plans(options: dict[str, Any], radii: dict[float, str]) -> list[Plan]:
     chosen = read_images(data, options["split"]).first(options["images"])
     plan = Plan(network, chosen, tuple(radii), options["steps"], options["restarts"], options["seed"])
     beside = Path(options["control"]) if options["control"] else control_of(folder)
-    plans = [plan] if beside is None else [plan, replace(plan, network=_network(beside)[0], name="control")]
+    plans, remark = [plan], "No control: train the same network without attention for as long, and pass its folder as --control."
+    if beside is not None:
+        control, other = _network(beside)
+        plans.append(replace(plan, network=control, name="control"))
+        remark = _budget(notes, other)
     for each in plans:
         _check_fit(each.network, chosen)
         certify(each.network.eval(), chosen.pixels[:1].double(), min(radii))  # refuses layers without a bound
-    return plans
+    return plans, remark
 
 
 def shipped() -> Path:
@@ -123,7 +132,7 @@ def shipped() -> Path:
 def control_of(folder: Path) -> Path | None:
     """The no-attention control that was trained beside a network, if there is one."""
     beside = folder / "control"
-    return beside if beside.is_dir() else None
+    return beside if (beside / "config.json").exists() else None
 
 
 def _network(folder: Path) -> tuple[Transformer, dict[str, Any]]:
@@ -131,6 +140,15 @@ def _network(folder: Path) -> tuple[Transformer, dict[str, Any]]:
     if network.config.image is None:
         raise ValueError(f"{str(folder)!r} is a language model: certify reads classifiers of images.")
     return network, describe(folder).get("notes", {})
+
+
+def _budget(notes: dict[str, Any], control: dict[str, Any]) -> str:
+    """A sentence when the control was not, or not certainly, trained for as long on the same images."""
+    if not any(kept.get("minutes") or kept.get("steps") for kept in (notes, control)):
+        return "Nothing says how long network and control were trained."
+    differing = [name for name in ("data", "minutes", "steps", "finished") if notes.get(name) != control.get(name)]
+    told = ", ".join(f"{name} {notes.get(name)} against {control.get(name)}" for name in differing)
+    return f"The control was trained otherwise: {told}." if told else ""
 
 
 def _check_fit(network: nn.Module, images: Images) -> None:
@@ -177,10 +195,10 @@ def _content(plan: Plan) -> Content | None:
     return Content(norms, accuracy(network.with_content_off(), plan.images))
 
 
-def _title(plan: Plan) -> str:
+def _title(plan: Plan, images: int) -> str:
     assert isinstance(plan.network, Transformer)
     config = plan.network.config
-    return f"{config.attention} attention, {config.heads} heads, depth {config.depth}, on {len(plan.images)} images of {plan.images.name}"
+    return f"{config.attention} attention, {config.heads} heads, depth {config.depth}: {images} images of {plan.images.name}"
 
 
 def _record(folder: Path, options: dict[str, Any], seconds: float, finished: bool, parts: dict[str, Any]) -> None:

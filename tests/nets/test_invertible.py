@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -192,6 +193,14 @@ def test_float32_works_to_its_precision() -> None:
     assert found.converged
     assert float((found.x - x).norm()) < 1e-5
     assert all(step.constant < 1 for step in net.steps())
+
+
+def test_the_example_of_the_document_runs() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "invertible.md").read_text()
+    names: dict[str, Any] = {}
+    exec(text.split("```python\n")[1].split("```")[0], names)
+    assert names["back"].converged
+    assert (names["back"].x - names["x"]).norm() < 1e-10
 
 
 @EVERY

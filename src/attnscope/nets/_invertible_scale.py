@@ -19,6 +19,7 @@ from attnscope.attention.sigmoid import Sigmoid
 from attnscope.attention.softmax import Softmax
 from attnscope.bounds._norms import SLACK, spectral
 from attnscope.bounds._tied import growth
+from attnscope.nets._invertible_layer import factor
 from attnscope.validation import described
 
 STEEP = 40.0
@@ -46,10 +47,11 @@ class Norms(NamedTuple):
         )
 
 
-def check_proved(attention: object, tied: bool, radius: float | None) -> None:
+def check_proved(attention: object, radius: float | None) -> None:
     """Refuse an attention for which no theorem here gives a Lipschitz constant on the set in use."""
     if not isinstance(attention, Attention):
         raise TypeError(f"an invertible layer needs an attention such as Softmax(heads), got {described(attention)}.")
+    tied = isinstance(attention, L2) and factor(attention.heads) is not None
     start = f"no contraction is proved for {attention.name} attention"
     if not isinstance(attention, Softmax | L2 | Sigmoid):
         raise ValueError(f"{start}: no Lipschitz constant on a ball is known here. Use Softmax, Sigmoid or L2.")

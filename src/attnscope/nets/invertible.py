@@ -59,9 +59,10 @@ class Invertible(nn.Module):
     r"""A stack of layers $x + \alpha_l f_l(x)$, one per attention, with trainable weights and inverse.
 
     $\alpha_l = \min(1, L/\mathrm{Lip})$, L = `contraction` and Lip the proved constant of $f_l$ for up to `tokens` tokens in the ball where
-    its inputs lie: `radius` for the first layer, plus the farthest that the layers before can move a token. It is recomputed from the weights,
-    differentiably. `radius=None` means the whole space, for tied L2 attention. With `squash=True` every layer reads its tokens through
-    $\rho(x) = x/\sqrt{1+|x|^2/R^2}$: inputs may lie anywhere, the stack maps the space onto itself, and R is the radius of every layer.
+    its inputs lie: `radius` for the first layer, plus the farthest that the layers before can move a token. It is recomputed from the
+    weights, differentiably. `radius=None` means the whole space, for tied L2 attention. With `squash=True` every layer reads its tokens
+    through $\rho(x) = x/\sqrt{1+|x|^2/R^2}$: inputs may lie anywhere, the stack maps the space onto itself, and R is the radius of every
+    layer.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Invertible(nn.Module):
             raise ValueError(f"contraction must be at most {LARGEST}, got {contraction}: at 1 a residual layer need not be invertible.")
         self.tokens, self.radius, self.contraction, self.squash = tokens, radius, float(contraction), squash
         for attention in given:
-            check_proved(attention, Layer(attention).tied if isinstance(attention, Attention) else False, radius)
+            check_proved(attention, radius)
             check_same_kind("every attention", attention.heads.query, "the first one", given[0].heads.query)
             if attention.heads.dim != given[0].heads.dim:
                 raise ValueError(f"every attention must have the dimension of the first, {given[0].heads.dim}, got {attention.heads.dim}.")

@@ -59,7 +59,7 @@ def small_network(seed: int, scale: float = 1.5) -> nn.Sequential:
     return network.eval()
 
 
-def broken(network: nn.Module, images: Tensor, labels: Tensor, radius: Tensor) -> int:
+def broken(network: nn.Module, images: Tensor, labels: Tensor, radius: Tensor, steps: int = 60) -> int:
     """How many images with a positive certified radius an attack within that radius takes from their class."""
-    found = pgd(network, images, labels, radius.clamp(min=1e-9), steps=60, restarts=3)
+    found = pgd(network, images, labels, radius.clamp(min=1e-9), steps=steps, restarts=3)
     return int((found.succeeded & (radius > 0)).sum())

@@ -1,7 +1,8 @@
 r"""Attention over a ball, token by token: what a certificate of a whole network needs from one reading of the layer.
 
-With $v_i = |d_i|$ the lengths of the tokens of a perturbation, $\|D\|_F \le \varepsilon$: a matrix $N$ with $|F(X + D) - F(X)|_i \le (Nv)_i$, and for a
-direction g a matrix $M$ with $-\langle g, R\rangle \le \frac12v^TMv$. Both are graded: the point at share s of the segment lies in the ball of radius s eps.
+With $v_i = |d_i|$ the lengths of the tokens of a perturbation, $\|D\|_F \le \varepsilon$: a matrix $N$ with
+$|F(X + D) - F(X)|_i \le (Nv)_i$, and for a direction g a matrix $M$ with $-\langle g, R\rangle \le \frac12v^TMv$. Both are graded: the
+point at share s of the segment lies in the ball of radius s eps.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from attnscope.attention import Attention
 from attnscope.attention._normalised import Normalised
 from attnscope.attention.sigmoid import Sigmoid
 from attnscope.bounds._ball import Ball
@@ -25,6 +27,7 @@ from attnscope.bounds._sigmoid_ball import SigmoidBall, SigmoidReading
 from attnscope.bounds._sigmoid_bounds import _budget, _token_local, curvature_form
 from attnscope.bounds._softmax_bounds import _capped
 from attnscope.bounds._taylor import Curvature, Directions
+from attnscope.bounds.sensitivity import _checked
 
 SHARES = (0.5, 1.0)
 
@@ -39,14 +42,22 @@ class TokensOverBall:
     form: Callable[[Tensor], Tensor]
 
 
-def softmax_over_ball(attention: Normalised, x: Float[Tensor, "b n d"], eps: Float[Tensor, " b"], residual: float) -> TokensOverBall:
-    """Of softmax or L2 attention."""
+def tokens_over_ball(attention: Attention, x: Float[Tensor, "b n d"], eps: Float[Tensor, " b"], residual: float) -> TokensOverBall:
+    r"""$F(X) = rX + \Gamma(X)$ for softmax, L2 or sigmoid attention; `NoBound` for others."""
+    covered, tokens, radius = _checked(attention, x, eps)
+    if isinstance(covered, Sigmoid):
+        return _sigmoid(covered, tokens, radius, residual)
+    return _softmax(covered, tokens, radius, residual)
+
+
+def _softmax(attention: Normalised, x: Float[Tensor, "b n d"], eps: Float[Tensor, " b"], residual: float) -> TokensOverBall:
     reading = Reading.of(attention, x)
     balls = [Ball.of(reading, share * eps) for share in SHARES]
     scores, xi = ScoreNorms.of(reading), direct_norm(reading.p, reading.layer.c, residual)
     cross = _cross_norms(reading.layer.c)
     budgets = [
-        _direct(ball.high, cross, residual) + (ball.high * ball.b * ball.kappa).sum(-3) + torch.diag_embed(ball.bent.sum(-2)) for ball in balls
+        _direct(ball.high, cross, residual) + (ball.high * ball.b * ball.kappa).sum(-3) + torch.diag_embed(ball.bent.sum(-2))
+        for ball in balls
     ]
     constants = [xi + _capped(ball, scores) for ball in balls]
     curvatures = [Curvature.of(ball) for ball in balls]
@@ -58,7 +69,7 @@ def softmax_over_ball(attention: Normalised, x: Float[Tensor, "b n d"], eps: Flo
     return _graded(eps, constants, budgets, form)
 
 
-def sigmoid_over_ball(attention: Sigmoid, x: Float[Tensor, "b n d"], eps: Float[Tensor, " b"], residual: float) -> TokensOverBall:
+def _sigmoid(attention: Sigmoid, x: Float[Tensor, "b n d"], eps: Float[Tensor, " b"], residual: float) -> TokensOverBall:
     reading = SigmoidReading.of(attention, x)
     balls = [SigmoidBall.of(reading, share * eps) for share in SHARES]
     xi, cross = direct_norm(reading.p, reading.c, residual), _cross_norms(reading.c)

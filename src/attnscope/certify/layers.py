@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from attnscope.bounds import NoBound
@@ -15,6 +16,9 @@ from attnscope.nets import LinearLayer
 
 SLACK = 1e-9
 """Relative allowance for rounding in every radius, every bound and every margin."""
+
+FARTHEST = 1e6
+"""A radius beyond this certifies nothing, and layers are not asked about it."""
 
 
 @final
@@ -32,10 +36,8 @@ class Layer:
     affine: bool
 
     def sensitivity(self, x: Float[Tensor, "k ..."], eps: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
-        try:
+        with self.named():
             found = self.bounds.sensitivity(x, eps)
-        except NoBound as missing:
-            raise NoBound(f"there is no certificate, because {self.place} has no bound: {missing}") from missing
         return self._checked(found, tuple(eps.shape), "sensitivity") * (1 + SLACK)
 
     def remainder(
@@ -50,10 +52,24 @@ class Layer:
             return None
         return self._checked(found, tuple(gradient.shape[:2]), "remainder").clamp(min=0) * (1 + SLACK)
 
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """A refusal from inside says which layer it is about."""
+        try:
+            yield
+        except NoBound as missing:
+            raise NoBound(f"there is no certificate, because {self.place} has no bound: {missing}") from missing
+
     def _checked(self, found: Tensor, shape: tuple[int, ...], what: str) -> Tensor:
         if tuple(found.shape) != shape or (found != found).any():
             raise ValueError(f"{what} of {self.place} must be {shape} numbers, got shape {tuple(found.shape)} or NaN.")
         return found
+
+
+def within_reach(radius: Float[Tensor, " k"]) -> tuple[Float[Tensor, " k"], Bool[Tensor, " k"]]:
+    """Radii that bounds of layers can be asked for, and which were too large for that: those must not be certified."""
+    lost = ~(radius < FARTHEST)
+    return radius.masked_fill(lost, FARTHEST), lost
 
 
 def chain(network: nn.Module) -> list[Layer]:

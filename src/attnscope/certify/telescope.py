@@ -6,7 +6,8 @@ remainder of layer $l$ alone, $m' - m = \langle g_k, D_k\rangle + \sum_{l > k} \
 $$ m - m' \le \|g_k\| e_k + \sum_{l > k} r_l, \qquad r_l \ge -\langle g_l, R_l\rangle, \quad e_k \ge \|D_k\|, $$
 
 and the smallest of these over the cuts counts. The cut at the output is the layer-wise composition; after the last non-linear layer it is
-contracted with the head; before the last block it is a margin form; at the input it is the telescoped certificate NT4.
+contracted with the head; before the last block it is a margin form; at the input it is the telescoped certificate NT4. Networks of tokens
+get NT4 in the sharper form of `joint`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attnscope.certify.layers import SLACK, Layer
+from attnscope.certify.joint import Joint
+from attnscope.certify.layers import SLACK, Layer, within_reach
+from attnscope.certify.tokens import in_tokens
 
 ENTRIES = 2**21
 """Entries of the gradients of all margins behind one call of a remainder."""
+
+NEAR = 0.6
+"""Share of the remainders by token budgets that must fit below a margin for the remainders of single layers to be tried."""
 
 UNDECIDED, LAYERWISE, MARGIN, WHOLE = range(4)
 METHODS = ("none", "layer-wise", "margin form", "NT4")
@@ -31,7 +37,7 @@ class Clean:
     """A clean forward pass of some images and the gradients of all their margins, ready to be certified at any radius."""
 
     def __init__(self, layers: list[Layer], images: Float[Tensor, "b ..."]) -> None:
-        self.layers = layers
+        self.layers, self.tokens = layers, in_tokens([layer.bounds for layer in layers])
         self.values = [images.detach().requires_grad_()]
         with torch.enable_grad():
             for layer in layers:
@@ -90,15 +96,49 @@ class _Pairs:
 
     def __init__(self, clean: Clean, image: Int[Tensor, " k"], eps: Float[Tensor, " k"]) -> None:
         self.clean, self.image, self.eps = clean, image, eps
-        self.radii = [eps]
-        for layer, x in zip(clean.layers, clean.values, strict=False):
-            self.radii.append(layer.sensitivity(x[image], self.radii[-1]))
         self.margins = clean.margins[:, image]
         self.tail = torch.zeros_like(self.margins)
         self.open = torch.ones_like(self.margins, dtype=torch.bool)
         self.method = torch.zeros_like(image)
 
     def decide(self) -> Int[Tensor, " k"]:
+        if self.clean.tokens:
+            self._by_tokens()
+        else:
+            self._by_layers()
+        return torch.where(self.open.any(0), UNDECIDED, self.method)
+
+    def _by_tokens(self) -> None:
+        """Layer-wise first; gradients at all layers only for the margins that this leaves open."""
+        clean, image = self.clean, self.image
+        joint = Joint(clean.layers, [x[image] for x in clean.values], self.eps)
+        self._close(joint.layerwise(clean.gradients[-2][:, image]), LAYERWISE)
+        if not self.open.any():
+            return
+        most = int(self.open.sum(0).max())
+        classes = self.open.to(torch.int8).topk(most, dim=0).indices
+        found = joint.falls([gradient[classes, image] for gradient in clean.gradients])
+        for fall, name in zip(found, (MARGIN, WHOLE), strict=True):
+            self._close(torch.full_like(self.margins, torch.inf).scatter(0, classes, fall), name)
+        linear = clean.norms[0, :, image] * self.eps
+        missing = torch.full_like(self.margins, torch.inf).scatter(0, classes, found[1]) - linear
+        near = torch.nonzero(self.open.any(0) & (~self.open | (self.margins - linear > NEAR * missing)).all(0))[:, 0]
+        if len(near):
+            self._again(near)
+
+    def _again(self, near: Int[Tensor, " p"]) -> None:
+        """Margins that budgets just missed: sharper and slower radii of single layers."""
+        rest = _Pairs(self.clean, self.image[near], self.eps[near])
+        rest.open, rest.method = self.open[:, near], self.method[near]
+        rest._by_layers()
+        self.open[:, near], self.method[near] = rest.open, rest.method
+
+    def _by_layers(self) -> None:
+        self.radii = [self.eps]
+        for layer, x in zip(self.clean.layers, self.clean.values, strict=False):
+            self.radii[-1], lost = within_reach(self.radii[-1])
+            self.tail[:, lost] = torch.inf
+            self.radii.append(layer.sensitivity(x[self.image], self.radii[-1]))
         self._cut(len(self.clean.layers))
         for number in reversed(range(len(self.clean.layers))):
             hopeful = self._hopeful()
@@ -108,7 +148,6 @@ class _Pairs:
                 break
             if number == 0 or not self.clean.layers[number - 1].affine:
                 self._cut(number)
-        return torch.where(self.open.any(0), UNDECIDED, self.method)
 
     def _hopeful(self) -> Bool[Tensor, " k"]:
         """Pairs with an open margin whose open margins all stand above what is spent and the linear part."""
@@ -130,8 +169,12 @@ class _Pairs:
     def _cut(self, number: int) -> None:
         """Close the margins that stand above the bound of the cut before this layer."""
         fall = (self.clean.norms[number, :, self.image] * self.radii[number] + self.tail) * (1 + SLACK)
+        curved = (self.open & (fall < self.margins) & (self.tail > 0)).any(0)
+        self._close(fall, torch.where(curved, WHOLE if number == 0 else MARGIN, LAYERWISE))
+
+    def _close(self, fall: Float[Tensor, "c k"], name: Int[Tensor, " k"] | int) -> None:
+        """Certify the margins above what they can fall."""
         closing = self.open & (fall < self.margins)
-        curved = (closing & (self.tail > 0)).any(0)
-        name = torch.where(curved, WHOLE if number == 0 else MARGIN, LAYERWISE)
-        self.method = torch.where(closing.any(0), torch.maximum(self.method, name), self.method)
+        method = torch.maximum(self.method, torch.as_tensor(name, device=self.method.device))
+        self.method = torch.where(closing.any(0), method, self.method)
         self.open = self.open & ~closing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import importlib
 import itertools
 import json
@@ -171,6 +172,10 @@ def test_checkpoints_that_cannot_be_certified(folder: Path, tmp_path: Path, caps
     next(iter(state.values())).view(-1)[0] = float("nan")
     weights.write_bytes(safetensors.torch.save(state))
     refused(tmp_path / "nan", "sha256 differs")
+    description = json.loads((tmp_path / "nan" / "config.json").read_text())
+    description["sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
+    (tmp_path / "nan" / "config.json").write_text(json.dumps(description))
+    refused(tmp_path / "nan", "NaN")
     save(Transformer(Config.language(5, 4, **SMALL)), tmp_path / "language")
     refused(tmp_path / "language", "language model")
     save(Transformer(Config.vit((1, 4, 4), 3, 2, norm="layer", **SMALL)), tmp_path / "norm")

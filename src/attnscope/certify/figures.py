@@ -53,31 +53,30 @@ def _png(draw: Callable[[Any], None], size: tuple[float, float]) -> bytes:
 
 
 def _accuracy(figure: Any, rows: Sequence[Row]) -> None:
-    """Both curves are steps: a radius proves every smaller eps, and an image broken at one eps is broken at every larger one."""
     ax = figure.subplots()
     reach = 1.1 * max(row.eps for row in rows)
-    for name in sorted({row.network for row in rows}, reverse=True):
-        mine = [row for row in rows if row.network == name]
-        proved, found, line, owner = (BLUE, RED, "-", "") if name == "network" else (GREY, GREY, "--", "no-attention control: ")
-        first = {row.image: row for row in mine}.values()
-        clean = sum(row.label == row.predicted for row in first) / len(first)
-        radii = np.array([row.radius for row in first])
-        x = np.unique(radii[radii > 0])
-        y = [(radii >= eps).mean() for eps in x]
-        ax.step(
-            [0, *x, *x[-1:]],
-            100 * np.array([clean, *y, *([0] * len(x[-1:]))]),
-            color=proved,
-            linestyle=line,
-            label=f"{owner}certified (proved)",
-        )
-        eps = sorted({row.eps for row in mine})
-        standing = [clean, *(sum(row.broken is False for row in mine if row.eps == one) / len(first) for one in eps)]
-        ax.step([0, *eps, reach], 100 * np.array([*standing, standing[-1]]), where="post", color=found, linestyle=":")
-        ax.plot(eps, 100 * np.array(standing[1:]), "o", color=found, markersize=4, label=f"{owner}not broken by PGD")
+    network = [row for row in rows if row.network == "network"]
+    control = [row for row in rows if row.network == "control"]
+    _curves(ax, network, reach, (BLUE, RED), "", {"linestyle": "-", "zorder": 3})
+    if control:
+        _curves(ax, control, reach, (GREY, GREY), "no-attention control: ", {"linestyle": "--"})
     ax.set(xlabel="eps (l2 in pixel space)", ylabel="accuracy in %", ylim=(0, 102), xlim=(0, None))
     ax.grid(alpha=0.25, linewidth=0.5)
     ax.legend(fontsize=8, frameon=False)
+
+
+def _curves(ax: Any, rows: Sequence[Row], reach: float, colours: tuple[str, str], owner: str, style: dict[str, Any]) -> None:
+    """Both curves are steps: a radius proves every smaller eps, and an image broken at one eps is broken at every larger one."""
+    first = {row.image: row for row in rows}.values()
+    clean = sum(row.label == row.predicted for row in first) / len(first)
+    radii = np.array([row.radius for row in first])
+    x = np.unique(radii)
+    share = np.array([clean, *((radii >= eps).mean() for eps in x[x > 0]), 0.0])
+    ax.step([0, *x[x > 0], x[-1]], 100 * share, color=colours[0], label=f"{owner}certified (proved)", **style)
+    eps = sorted({row.eps for row in rows})
+    standing = 100 * np.array([clean, *(sum(row.broken is False for row in rows if row.eps == one) / len(first) for one in eps)])
+    ax.step([0, *eps, reach], [*standing, standing[-1]], where="post", color=colours[1], **style | {"linestyle": ":"})
+    ax.plot(eps, standing[1:], "o", color=colours[1], markersize=4, label=f"{owner}not broken by PGD", zorder=style.get("zorder", 2))
 
 
 def _layers(figure: Any, heads: Sequence[int], seed: int) -> None:

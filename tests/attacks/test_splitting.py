@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attnscope import Attention, Gaussian, Heads, Particles, Softmax, attacks, variants
+from attnscope import Attention, Gaussian, Heads, Particles, Softmax, attacks, variants, wasserstein
 
 Draw = Callable[..., Tensor]
 
@@ -137,6 +137,16 @@ def test_finite_attacks_at_equal_budgets_tend_to_the_law(name: str, causal: bool
         assert errors[-1] < 2e-2
         assert errors[2] < 0.7 * errors[1] or errors[2] < 1e-5
         assert errors[1] < 0.7 * errors[0] or errors[1] < 1e-5
+
+
+def test_under_a_mask_tokens_are_compared_with_those_of_their_own_position() -> None:
+    attention, mu, _ = problem("softmax", 5, causal=True)
+    found = attacks.compare(attention, mu, 5.0)
+    nu = mu.at(mu.x + 5.0 * found.law.motion)
+    change = torch.linalg.vector_norm(attention.push(nu).x - attention.push(mu).x, dim=-1)
+    assert found.move[0].spent == pytest.approx(5.0)
+    assert found.move[0].moved == pytest.approx(float((mu.weights * change**2).sum().sqrt()))
+    assert wasserstein(mu, nu) < 4.99  # without positions tokens may take the place of others
 
 
 def test_the_finite_attack_on_a_line_is_what_it_says() -> None:

@@ -85,7 +85,7 @@ class Ball:
         if self.reading.layer.m is None:
             return self.kappa
         top = self.kappa.amax(-1, keepdim=True)
-        return (self.kappa.square() / (top + TINY) + top) / 2
+        return (self.kappa * (self.kappa / (top + TINY)) + top) / 2
 
 
 def probabilities(reading: Reading, radius: Float[Tensor, "b 1 1 1"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:

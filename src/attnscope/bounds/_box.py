@@ -20,13 +20,13 @@ ENTRIES = 2**15
 """Entries of the array over (i, j, k) held at once."""
 GROUPS = 16
 """Into how many groups the rows of dot-product attention fall: neighbours in $|\\kappa_i|$ are judged by the largest of them."""
-LEAST = 1e-290
+LEAST = 1e-130
 """Probabilities count as at least this where they weigh an exponential that may be large."""
-LONGEST = 700.0
-"""exp of this is finite, and times LEAST it is above HUGE: no sum below HUGE has met the limit."""
+LONGEST = 350.0
+"""The square of its exp is finite, and its exp times LEAST is above HUGE: no sum below HUGE has met the limit."""
 HUGE = 1e13
 """A sum of this size counts as infinite."""
-FAINT = 1e-280
+FAINT = 1e-130
 """A sum below this counts as zero: what the limits above may add to it is not small beside it."""
 
 

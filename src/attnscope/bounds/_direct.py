@@ -55,7 +55,10 @@ def dense_direct(p: Float[Tensor, "h n n"], c: Float[Tensor, "h d d"], residual:
 
 
 def jacobian_norm(reading: Reading, residual: float, xi: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
-    r"""At least $\|DF(X)\|$: exact when small, else $\xi + \|\sum_h[Pb|\kappa|]_{ij} + \mathrm{diag}\sum_j[Pby]_{ij}\|$ or with $\|C\|P$ for $\xi$."""
+    r"""At least $\|DF(X)\|$: exact when small, else $\xi + \|N\|$ or $\||r|I + \sum_h\|C_h\|P_h + N\|$,
+
+    $N = \sum_h[Pb|\kappa|]_{ij} + \mathrm{diag}_i\sum_j[Pby]_{ij}$.
+    """
     layer, p = reading.layer, reading.p
     if is_small(reading.x):
         parts = (reading.p, reading.value, reading.query, reading.key, reading.x)

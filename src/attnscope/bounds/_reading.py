@@ -1,8 +1,8 @@
 r"""A softmax-like layer at one input, as the bounds over a ball around it need it.
 
-Up to a constant of the row, scores are $s_{ij} = \langle Ax_i + v, x_j\rangle - \frac12\langle Mx_j, x_j\rangle + c_{ij}$: dot products have
-$M = 0$, L2 attention has $A = 2sK^TQ$, $M = 2sK^TK$, $v = 2sK^T(b_Q - b_K)$. Their gradient in the key token is $\kappa_{ij} = Ax_i + v - Mx_j$,
-in the query token $A^Tx_j$ up to a constant of the row.
+Up to a constant of the row, scores are $s_{ij} = \langle Ax_i + v, x_j\rangle - \frac12\langle Mx_j, x_j\rangle + c_{ij}$.
+Dot products have $M = 0$, L2 attention has $A = 2sK^TQ$, $M = 2sK^TK$, $v = 2sK^T(b_Q - b_K)$. Their gradient in the key token is
+$\kappa_{ij} = Ax_i + v - Mx_j$, in the query token $A^Tx_j$ up to a constant of the row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 r"""Sigmoid attention at one input and over a ball around it: every score moves alone, nothing is normalised.
 
-$F(X)_i = rx_i + \sum_h\sum_j\varsigma\,\sigma(s_{ij})(C_hx_j + c_h)$ with $s_{ij} = \langle Ax_i + v, x_j\rangle + \langle w, x_i\rangle + c_{ij}$
-and $\varsigma$ the mass of a token. Gradients of a score: $\kappa_i = Ax_i + v$ in the key token, $\eta_j = A^Tx_j + w$ in the query token.
+$F(X)_i = rx_i + \sum_h\sum_j\varsigma\,\sigma(s_{ij})(C_hx_j + c_h)$, $\varsigma$ the mass of a token, and
+$s_{ij} = \langle Ax_i + v, x_j\rangle + \langle w, x_i\rangle + c_{ij}$. Gradients of a score: $\kappa_i = Ax_i + v$ in the key token,
+$\eta_j = A^Tx_j + w$ in the query token.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class SigmoidReading:
 @final
 @dataclass(frozen=True, eq=False)
 class SigmoidBall:
-    r"""Bounds over $|X' - X|_F \le \varepsilon$: `slope` on $|P'_{ij} - P_{ij}|$, `steep` on $\varsigma\sigma'$, an interval of $\varsigma\sigma''$.
+    r"""`slope` bounds $|P'_{ij} - P_{ij}|$ over the ball, `steep` $\varsigma\sigma'$, `bend_low` and `bend_high` $\varsigma\sigma''$.
 
     `b`, `y`, `kappa` bound $|C x'_j + c|$, $|\eta'_j|$ and $|\kappa'_i|$.
     """

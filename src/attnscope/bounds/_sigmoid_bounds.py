@@ -43,7 +43,7 @@ def _coupling(ball: SigmoidBall, xi: Tensor) -> Tensor:
 
 def _weighed(weights: Float[Tensor, "b h n n"], rows: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h"]:
     r"""At least $\max_i\|\mathrm{diag}(w_{i\cdot})R\|$: by the largest weight or in Frobenius norm."""
-    frobenius = (weights.square() @ rows.square().sum(-1)[..., None])[..., 0].sqrt()
+    frobenius = (weights.square() @ rows.square().sum(-1)[..., None] + TINY)[..., 0].sqrt()
     return torch.minimum(frobenius, weights.amax(-1) * spectral(rows)[..., None]).amax(-1)
 
 

@@ -20,7 +20,8 @@ ENTRIES = 2**15
 def hessian_norm(ball: Ball) -> Float[Tensor, " b"]:
     r"""At least $|D^2F(X')[U, U]|_F$ over the ball and $|U|_F \le 1$.
 
-    $\sum_h2\|C\|(\mathrm{row}(uy) + \mathrm{col}(u\kappa)) + 2\|A\|\mathrm{row}(ub) + \|M\|\mathrm{col}(ub) + (K_1^{1/2} + K_2^{1/2} + K_3^{1/2})^2$
+    $\sum_h2\|C\|(\mathrm{row}(uy) + \mathrm{col}(u\kappa)) + 2\|A\|\mathrm{row}(ub) + \|M\|\mathrm{col}(ub)
+    + (\sqrt{K_1} + \sqrt{K_2} + \sqrt{K_3})^2$
     with the upper bounds u, b, y, $\kappa$ of the ball; row and col are the largest norms of rows and columns.
     """
     layer, high = ball.reading.layer, ball.high
@@ -107,7 +108,7 @@ class Curvature:
         r"""An interval that holds $\langle C(x'_j - m'_i), g_i\rangle$ over the ball.
 
         It is $\beta_{ij} - \sum_k(P'_{ik} - P_{ik})\beta_{ik}$ up to $|e_j - P'_i|\varepsilon|C^Tg_i|$, and
-        $\sum_k(P'_{ik} - P_{ik})\beta_{ik} \le \sum_kr_{ik}\beta_{ik}^+ + f_{ik}\beta_{ik}^-$, r and f the most that $P_{ik}$ can gain and lose.
+        $\sum_k(P'_{ik} - P_{ik})\beta_{ik} \le \sum_kr_{ik}\beta_{ik}^+ + f_{ik}\beta_{ik}^-$, r and f the most that it gains and loses.
         """
         ball, g, size, beta = self.ball, directions.gradient, directions.size, directions.beta
         swing = ((ball.rise + ball.fall) * beta.clamp(min=0)).sum(-1, keepdim=True)

@@ -41,7 +41,7 @@ def read(path: Path) -> tuple[list[Attention], dict[str, Any], dict[str, Tensor]
         return [_attention(number, layer, state) for number, layer in enumerate(about["layers"])], about["settings"], state
     except FileNotFoundError:
         raise ValueError(f"there is no file {str(path)!r}.") from None
-    except (OSError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{str(path)!r} is not an invertible stack that `Invertible.save` wrote, or it is cut off ({error}).") from error
 
 

@@ -24,9 +24,10 @@ def test_the_prediction_holds_for_small_moves_of_every_family(name: str) -> None
     jacobian = dense(model, 1, "attention", x)
     assert found.sigma == pytest.approx(float(torch.linalg.matrix_norm(jacobian, 2)), rel=1e-5 if coarse else 1e-7)
     assert float(torch.linalg.vector_norm(found.direction)) == pytest.approx(1)
-    assert float(found.carried.sum()) == pytest.approx(1)
+    torch.testing.assert_close(found.carried, found.direction.square().sum(-1))
     assert float(found.received.sum()) == pytest.approx(1)
     response = (jacobian @ found.direction.flatten()).reshape(x.shape)
+    assert float(torch.linalg.vector_norm(response)) == pytest.approx(found.sigma, rel=1e-4 if coarse else 1e-7)
     torch.testing.assert_close(found.received, response.square().sum(-1) / found.sigma**2, rtol=1e-3, atol=1e-4 if coarse else 1e-6)
     for step in found.steps:
         change = [

@@ -85,10 +85,16 @@ def test_an_unsound_certificate_is_seen(plan: report.Plan, monkeypatch: pytest.M
 
 def test_an_image_broken_once_stays_broken(plan: report.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "BISECTIONS", 0)
-    rows = [row for batch in report.evaluate(replace(plan, eps=(2.0, 0.4, 1.0))) for row in batch]
-    for image in range(6):
-        broken = [row.broken for row in sorted((row for row in rows if row.image == image), key=lambda row: row.eps)]
-        assert broken == sorted(broken, key=bool)
+
+    def broken(*eps: float) -> dict[float, list[bool | None]]:
+        rows = [row for batch in report.evaluate(replace(plan, eps=eps)) for row in batch]
+        return {one: [row.broken for row in rows if row.eps == one] for one in eps}
+
+    found = broken(2.0, 0.1, 1.0)
+    assert found[0.1] == broken(0.1)[0.1]
+    assert sum(map(bool, found[0.1])) < sum(map(bool, found[1.0]))
+    for smaller, larger in ((0.1, 1.0), (1.0, 2.0)):
+        assert all(not before or after for before, after in zip(found[smaller], found[larger], strict=True))
 
 
 def test_accuracy(plan: report.Plan) -> None:

@@ -197,7 +197,12 @@ def test_ctrl_c_keeps_what_was_certified(
     monkeypatch.setattr(command, "evaluate", stopped)
     assert run(*base(folder, tmp_path / "out")) == 130
     assert len((tmp_path / "out" / "certificates.jsonl").read_text().splitlines()) == 4 * 2
-    assert not json.loads((tmp_path / "out" / "run.json").read_text())["finished"]
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert not record["finished"]
+    off = load(folder / "net").with_content_off()
+    with np.load(folder / "images.npz") as kept:
+        right = off(torch.from_numpy(kept["images"][:4])).argmax(-1) == torch.from_numpy(kept["labels"][:4])
+    assert record["content"]["accuracy_without"] == pytest.approx(float(right.double().mean()))
     assert "kept" in capsys.readouterr().out
 
 

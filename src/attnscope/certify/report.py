@@ -17,7 +17,7 @@ from attnscope.attacks.pgd import pgd
 from attnscope.certify.network import certify
 from attnscope.data.images import Images
 
-BATCH = 50
+BATCH = 20
 BISECTIONS = 7
 """Radii tried for each image between the largest proved and the largest possible."""
 

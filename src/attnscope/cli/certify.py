@@ -65,7 +65,7 @@ def command(
         raise KeyboardInterrupt
     parts = {plan.name: [row for row in store.rows if row.network == plan.name] for plan in plans}
     summaries = {name: summarise(rows) for name, rows in parts.items() if rows}
-    content = _content(plans[0])
+    content = _content(plans[0], summaries[plans[0].name].images)
     seconds = time.monotonic() - begun
     _record(folder, options, seconds, finished, {name: asdict(made) for name, made in {**summaries, "content": content}.items() if made})
     show(console, _title(plans[0], summaries[plans[0].name].images), radii, summaries, content)
@@ -185,14 +185,14 @@ def _certify(console: Console, plans: list[Plan], store: Store) -> bool:
     return True
 
 
-def _content(plan: Plan) -> Content | None:
-    """What its content attention is worth to the network; None if it has no attention."""
+def _content(plan: Plan, images: int) -> Content | None:
+    """What its content attention is worth to the network on the images that were certified; None if it has no attention."""
     network = plan.network
     assert isinstance(network, Transformer)
     if not network.attentions:
         return None
     norms = tuple(tuple(norm.tolist()) for norm in network.attention_norms())
-    return Content(norms, accuracy(network.with_content_off(), plan.images))
+    return Content(norms, accuracy(network.with_content_off(), plan.images.first(images)))
 
 
 def _title(plan: Plan, images: int) -> str:

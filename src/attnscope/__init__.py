@@ -8,6 +8,7 @@ from attnscope.attention.linear import Linear
 from attnscope.attention.sigmoid import Sigmoid
 from attnscope.attention.sinkhorn import NotConverged, Sinkhorn
 from attnscope.attention.softmax import Softmax
+from attnscope.certify import Certificate, certify
 from attnscope.flows import Ellipsoid, Sphere, Trajectory, flow, residual
 from attnscope.jacobian import LinearOperator, SpectralNorm, jacobian, singular_values, spectral_norm
 from attnscope.measures import Gaussian, Particles
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Affine",
     "Attention",
+    "Certificate",
     "Ellipsoid",
     "Exponential",
     "Gaussian",
@@ -40,6 +42,7 @@ __all__ = [
     "attacks",
     "bounds",
     "bures",
+    "certify",
     "conditional_wasserstein",
     "flow",
     "jacobian",

@@ -16,7 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from attnscope.certify import report
+from attnscope.certify import figures, report
 from attnscope.cli import main
 from attnscope.cli.certify import parsed_eps
 from attnscope.nets import Config, Transformer, load, save
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "BISECTIONS", 1)
     monkeypatch.setattr(report, "BATCH", 4)
-    monkeypatch.setattr("attnscope.certify.figures.layer_bound_against_attack", lambda: b"picture")
+    monkeypatch.setattr(figures, "layer_bound_against_attack", lambda: b"picture")
 
 
 def run(*arguments: object) -> int:

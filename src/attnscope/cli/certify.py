@@ -7,7 +7,6 @@ import re
 import time
 from dataclasses import asdict, replace
 from fractions import Fraction
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from attnscope.cli._certify_tables import Content, show
 from attnscope.data.images import SPLITS, Images
 from attnscope.files import write_atomically
 from attnscope.measure.store import Store, run_record
-from attnscope.nets import Transformer, describe, load
+from attnscope.nets import Transformer, describe, load, shipped
 
 
 def command(
@@ -122,11 +121,6 @@ def _plans(options: dict[str, Any], radii: dict[float, str]) -> tuple[list[Plan]
         _check_fit(each.network, chosen)
         certify(each.network.eval(), chosen.pixels[:1].double(), min(radii))  # refuses layers without a bound
     return plans, remark
-
-
-def shipped() -> Path:
-    """The digits network that comes with the package."""
-    return Path(str(resources.files("attnscope.nets") / "digits"))
 
 
 def control_of(folder: Path) -> Path | None:

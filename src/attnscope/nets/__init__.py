@@ -5,7 +5,7 @@ from attnscope.nets.activations import Activation, QuadraticReLU, ReLU, Softplus
 from attnscope.nets.attention import ResidualAttention
 from attnscope.nets.config import Config
 from attnscope.nets.embedding import PatchEmbedding, TokenEmbedding
-from attnscope.nets.files import describe, load, save
+from attnscope.nets.files import describe, load, save, shipped
 from attnscope.nets.head import Head
 from attnscope.nets.mlp import MLP, SLL, ConvexPotential, ResidualMLP
 from attnscope.nets.norms import Centre, LayerNorm, RMSNorm
@@ -34,4 +34,5 @@ __all__ = [
     "describe",
     "load",
     "save",
+    "shipped",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,14 @@ def load(folder: str | Path) -> Transformer:
         )
     network.to(next(iter(state.values())).dtype).load_state_dict(state)
     return network
+
+
+def shipped(name: str = "digits") -> Path:
+    """The folder of a network that comes with the package; its no-attention control is in `control` there."""
+    folder = Path(str(resources.files("attnscope.nets") / name))
+    if not (folder / DESCRIPTION).exists():
+        raise ValueError(f'no network called {name!r} comes with attnscope: the one that does is "digits".')
+    return folder
 
 
 def describe(folder: str | Path) -> dict[str, Any]:

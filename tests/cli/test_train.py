@@ -101,7 +101,7 @@ def test_mistakes_are_one_sentence(
 
 def test_ctrl_c_keeps_a_checkpoint_that_resume_takes_up(stripes: str, tmp_path: Path) -> None:
     out = tmp_path / "net"
-    options = ["train", "--data", stripes, *SMALL, "--steps", "400", "--out", str(out)]
+    options = ["train", "--data", stripes, *SMALL, "--steps", "150", "--out", str(out)]
     program = [sys.executable, "-c", "import sys; from attnscope.cli import main; main(sys.argv[1:])"]
     running = subprocess.Popen([*program, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "200"})
     deadline = time.monotonic() + 120

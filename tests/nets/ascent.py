@@ -21,7 +21,7 @@ def largest(score: Callable[[Tensor], Tensor], shape: tuple[int, ...], radius: f
     for step in range(steps):
         d = d.detach().requires_grad_()
         values = score(d)
-        best = max(best, float(values.max()))
+        best = max(best, float(values.detach().max()))
         (slope,) = torch.autograd.grad(values.sum(), d)
         size = slope.flatten(1).norm(dim=1).reshape(-1, *(1,) * len(shape)).clamp(min=1e-30)
         d = onto(d + slope / size * radius * (0.5 if step < steps // 2 else 0.1))

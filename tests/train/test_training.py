@@ -171,7 +171,7 @@ def test_a_broken_checkpoint_is_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for change, says in (
         (lambda tensors, about: about.update(version="0"), "version '0'"),
-        (lambda tensors, about: tensors["exp_avg.layers.0.weight"].fill_(float("nan")), "NaN"),
+        (lambda tensors, about: tensors["exp_avg.layers.0.position"].fill_(float("nan")), "NaN"),
     ):
         path.write_bytes(whole)
         rewritten(path, change)

@@ -74,14 +74,13 @@ def command(
     plan = _plan(options, train)
     runs = [(plan, folder)] + ([(plan.control(), folder / "control")] if control and attention != "none" else [])
     for each, place in runs:
+        stored = (place / STATE).exists()
+        if resume and not stored and (place / "config.json").exists():
+            console.print(f"{place} is finished already.", soft_wrap=True, highlight=False)
+            continue
+        go_on = resume and (stored or place == folder)
         with _watched(console, each.config.attention) as watch:
-            begun = resume and (place / STATE).exists()
-            if resume and not begun and (place / "config.json").exists():
-                console.print(f"{place} is finished already.", highlight=False)
-                continue
-            looked = fit(
-                each, train, held_out, place, source=data, resume=begun or (resume and place == folder), device=device, watch=watch
-            )
+            looked = fit(each, train, held_out, place, source=data, resume=go_on, device=device, watch=watch)
         _show(console, each, looked, place)
         if (place / STATE).exists():
             console.print("Stopped early: take it up again with the same options and --resume.")

@@ -11,12 +11,13 @@ With the margin $m$ of the label over the strongest other class and its gradient
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnscope.nets import Transformer
 
@@ -61,12 +62,11 @@ def _margins(logits: Float[Tensor, "b classes"], labels: Int[Tensor, " b"]) -> F
     return own[:, 0] - others.amax(1)
 
 
-def _remainders(layers: nn.Sequential, values: list[Tensor], slopes: list[Tensor], eps: float) -> Float[Tensor, " b"]:
+def _remainders(layers: Iterable[Any], values: list[Tensor], slopes: list[Tensor], eps: float) -> Float[Tensor, " b"]:
     r"""$\sum_l r_l$ of the margin whose gradients are given, in radii that grow layer by layer."""
-    radius: float | Tensor = torch.full_like(values[0][:, 0, 0, 0], eps, dtype=torch.float64)
+    radius = torch.full_like(values[0][:, 0, 0, 0], eps, dtype=torch.float64)
     total = torch.zeros_like(radius)
-    inner = layers[:-1]  # the head is linear: no remainder
-    for layer, x, slope in zip(inner, values, slopes[1:], strict=False):
+    for layer, x, slope in zip(layers, values, slopes[1:], strict=False):  # up to the head, which is linear
         total = total + layer.remainder(x, radius, slope[None])[0]
         radius = layer.sensitivity(x, radius)
     return total

@@ -9,7 +9,7 @@ import torch
 from certify_cases import Bowl, Sine, broken, small_network
 from torch import Tensor, nn
 
-from attnscope.certify import Certificate, certify
+from attnscope.certify import Certificate, certify, telescope
 from attnscope.certify.layers import chain
 from attnscope.certify.telescope import Clean
 
@@ -137,7 +137,7 @@ def test_verdicts_are_monotone_and_agree_with_radii() -> None:
 def test_images_one_by_one_give_the_same_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
     network, x = small_network(2), images(7, 1, 6, 6)
     together = certify(network, x, [0.02, 0.1], bisections=3)
-    monkeypatch.setattr("attnscope.certify.telescope.ENTRIES", 1)
+    monkeypatch.setattr(telescope, "ENTRIES", 1)
     apart = [certify(network, one[None], [0.02, 0.1], bisections=3) for one in x]
     for number, row in enumerate(together):
         for i, one in enumerate(row):

@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.bounds._norms import spectral
-from attnscope.bounds._positive import positive_norm
+from attnscope.bounds._covariance import covariance_norm
+from attnscope.bounds._norms import SLACK, spectral
+from attnscope.bounds._positive import TINY, positive_norm
 from attnscope.bounds._reading import Reading
 
 SMALL = 512
@@ -24,10 +25,17 @@ def direct_norm(p: Float[Tensor, "b h n n"], c: Float[Tensor, "h d d"], residual
         flat = [spectral(dense_direct(one, c, residual)) for one in p.reshape(-1, *p.shape[-3:])]
         return torch.stack(flat).reshape(p.shape[:-3])
     norm = spectral(c)
-    eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
-    found = [positive_norm(abs(residual) * eye + (norm[:, None, None] * p).sum(-3))]
+    found = [positive_norm(direct_blocks(p, c, residual))]
     found += [_split(p, c, norm, residual), _split(p.mT, c.mT, norm, residual), _uniform(p, c, norm, residual)]
     return torch.stack(torch.broadcast_tensors(*found)).amin(0)
+
+
+def direct_blocks(p: Float[Tensor, "b h n n"], c: Float[Tensor, "h d d"], residual: float) -> Float[Tensor, "b n n"]:
+    r"""At least the norms of the blocks: $\|\sum_hp_hC_h\|^2 \le \sum_{hg}p_hp_g\|C_h^TC_g\|$ or with $C_hC_g^T$; $|r|$ on the diagonal."""
+    eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
+    either = [spectral(left[:, None] @ right[None]) for left, right in ((c.mT, c), (c, c.mT))]
+    mixed = [((torch.einsum("bhij,hg->bgij", p, cross) * p).sum(1) + TINY).sqrt() for cross in either]
+    return torch.minimum(*mixed) * (1 + SLACK) + abs(residual) * eye
 
 
 def _split(p: Tensor, c: Tensor, norm: Float[Tensor, " h"], residual: float) -> Float[Tensor, " b"]:
@@ -67,8 +75,9 @@ def jacobian_norm(reading: Reading, residual: float, xi: Float[Tensor, " b"]) ->
         return torch.stack(found).reshape(p.shape[:-3])
     bent = (p * reading.b * reading.y).sum(-1)
     moved = (p * reading.b * reading.kappa + torch.diag_embed(bent)).sum(-3)
-    budget = (layer.c_norm[:, None, None] * p).sum(-3) + abs(residual) * torch.eye(reading.n, dtype=p.dtype, device=p.device)
-    return torch.minimum(xi + positive_norm(moved), positive_norm(budget + moved))
+    budget = direct_blocks(p, layer.c, residual)
+    added = torch.minimum(positive_norm(moved), covariance_norm(reading, p, reading.kappa, torch.zeros_like(xi)))
+    return torch.minimum(xi + added, positive_norm(budget + moved))
 
 
 def _jacobian(reading: Reading, residual: float, p: Tensor, value: Tensor, query: Tensor, key: Tensor, x: Tensor) -> Float[Tensor, "nd nd"]:

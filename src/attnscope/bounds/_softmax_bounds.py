@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.bounds._ball import ROUNDING, Ball, spread
+from attnscope.bounds._covariance import covariance_norm
 from attnscope.bounds._direct import direct_norm, jacobian_norm
 from attnscope.bounds._graded import SHARES, graded, graded_remainder, weighed
 from attnscope.bounds._norms import spectral
@@ -95,4 +96,5 @@ def _capped(ball: Ball, scores: ScoreNorms) -> Float[Tensor, " b"]:
     rows = (ball.kappa.amax(-1) * ball.written).amax(-1)
     schur = ((rows * block.sum(-2).amax(-1) + TINY).sqrt() + ball.bent.amax(-1)).sum(-1)
     by_rows = (ball.spread.amax(-1) * scores.nearby(ball.eps) * (scores.value + layer.c_norm * ball.eps[:, None])).sum(-1)
-    return moved + torch.minimum(torch.minimum(matrix, schur), by_rows)
+    added = (matrix, schur, by_rows, covariance_norm(ball.reading, ball.high, ball.kappa, ball.eps))
+    return moved + torch.stack(added).amin(0)

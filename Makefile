@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup lint format test demo bench clean
+.PHONY: setup lint format test demo digits bench clean
 
 setup: $(READY)
 
@@ -27,6 +27,11 @@ test: $(READY)
 
 demo: $(READY)
 	$(BIN)/attnscope measure minilm --lengths 8:129:24 --samples 4 --certify 1e-6 --out demo --overwrite
+
+# The network that ships with the package: two minutes on one core.
+digits: $(READY)
+	$(BIN)/attnscope train --data digits --steps 1500 --eps 0.25 --half-width 0.5 --cap 0.8 --value-cap 0.6 --watched 100 --control \
+		--out src/attnscope/nets/digits --overwrite
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -167,6 +167,30 @@ def test_margins_fall_by_less_than_every_bound_says(attention: str) -> None:
     assert (whole >= linear * (1 - 1e-9)).all()
 
 
+@pytest.mark.parametrize("activation", ["quadratic", "relu"])
+def test_margins_that_fall_faster_than_their_slope_stay_below_every_bound(activation: str) -> None:
+    network = vit(depth=2, seed=1, activation=activation, half_width=0.02)
+    clean = Clean(chain(network), images(6, seed=7))
+    labels = clean.logits.argmax(1)
+    clean.aim(labels)
+    faster, eps = 0, torch.full((6,), 0.3, dtype=torch.float64)
+    cut, whole = Joint(clean.layers, clean.values, eps).falls(clean.gradients)
+    for i in range(6):
+        for j in range(2):
+            other = torch.tensor([k for k in range(3) if k != labels[i]])[j]
+
+            def margin(d: Tensor, i: int = i, other: Tensor = other) -> Tensor:
+                z = network(clean.values[0][i] + d.reshape(-1, 1, 4, 4))
+                return z[:, other] - z[:, labels[i]]
+
+            starts = torch.randn(8, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(i))
+            starts[0] = -clean.gradients[0][j, i, 0]
+            worst = float(ascended(margin, starts, 0.3)[1].max()) + float(clean.margins[j, i])
+            faster += worst > 1.02 * 0.3 * float(clean.norms[0, j, i])
+            assert worst <= min(float(cut[j, i]), float(whole[j, i])) + 1e-7
+    assert faster >= 2
+
+
 def test_the_joint_programme_is_sharper_than_remainders_one_by_one() -> None:
     config = Config.vit((1, 8, 8), 3, 1, dim=9, heads=2, head_dim=3, value_dim=3, hidden=12)
     network = Transformer(config, seed=0).double().eval().requires_grad_(False)

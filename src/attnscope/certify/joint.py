@@ -55,7 +55,7 @@ class Joint:
         return self._sound(torch.linalg.vector_norm(gradient.flatten(2), dim=-1) * self.radii[-1])
 
     def falls(self, gradients: list[Float[Tensor, "c k ..."]]) -> tuple[Float[Tensor, "c k"], Float[Tensor, "c k"]]:
-        """How far margins can fall, from their gradients at the image and after every layer: by the best cut, and by the programme."""
+        """How far margins can fall, from their gradients at the image and after every layer: by cuts within, and from the image on."""
         slopes, eps = self.embedding.patches(gradients[0]), self.eps
         gamma = torch.linalg.vector_norm(slopes, dim=-1)
         along = gamma / torch.linalg.vector_norm(gamma, dim=-1, keepdim=True).clamp(min=TINY)
@@ -75,8 +75,10 @@ class Joint:
                 gamma = gamma + (corners[..., None, :] @ budget)[..., 0, :]
                 plain = plain + torch.linalg.vector_norm(corners, dim=-1) * radius
             tail = tail + plain
-            cut = torch.minimum(cut, torch.linalg.vector_norm(gradients[number + 1].flatten(2), dim=-1) * radius + tail)
-        return self._sound(cut), self._sound(spent + largest_rise(gamma, whole, eps))
+            if any(before.curved is not None for before in self.parts[:number]):
+                cut = torch.minimum(cut, torch.linalg.vector_norm(gradients[number + 1].flatten(2), dim=-1) * radius + tail)
+        plain = torch.linalg.vector_norm(slopes.flatten(2), dim=-1) * eps + tail
+        return self._sound(cut), self._sound(torch.minimum(plain, spent + largest_rise(gamma, whole, eps)))
 
     def _sound(self, fall: Float[Tensor, "c k"]) -> Float[Tensor, "c k"]:
         return (fall * (1 + SLACK)).masked_fill(self.lost, torch.inf)

@@ -106,6 +106,8 @@ def test_planted_unsound_radii_are_caught() -> None:
 def test_a_layer_without_remainder_is_composed_layer_by_layer() -> None:
     torch.manual_seed(0)
     network, x = nn.Sequential(nn.Linear(6, 6), Sine(), nn.Linear(6, 3)).double().eval(), images(8, 6)
+    with torch.no_grad():
+        network[0].weight.mul_(3)
     found = certify(network, x, 0.01, bisections=6)
     assert {one.method for one in found} <= {"layer-wise", "none"}
     head = network[2].weight

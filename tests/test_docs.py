@@ -51,6 +51,14 @@ def test_the_readme_measures_a_model() -> None:
     exec(compile(example, "README.md", "exec"), {})
 
 
+def test_the_page_on_certificates_runs() -> None:
+    steps = blocks("docs/certify.md", "Step by step")
+    assert len(steps) > 4
+    names: dict[str, object] = {}
+    for step in steps:
+        exec(compile(step, "docs/certify.md", "exec"), names)
+
+
 def test_everything_on_the_map_exists() -> None:
     places = re.findall(r"^\| `([^`]+)` \|", between("README.md", "map"), re.MULTILINE)
     assert len(places) > 5

@@ -102,6 +102,14 @@ def test_a_control_with_another_budget_is_said() -> None:
     assert "Nothing says" in command._budget({}, {})
 
 
+def test_the_network_in_the_package_is_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--images", 2, "--eps", "0.05", "--steps", 2, "--restarts", 1, "--out", tmp_path / "out")
+    assert run("certify", *options) == 0, capsys.readouterr().err
+    printed = capsys.readouterr().out
+    assert "2 images of digits" in printed
+    assert "no attention" in printed
+
+
 def test_attention_that_died_is_said_to_be_dead(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(load(folder / "net").with_content_off(), tmp_path / "net")
     arguments = base(folder, tmp_path / "out")
@@ -121,8 +129,8 @@ def npz(path: Path, pixels: np.ndarray, classes: int = 3) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--eps", "0"], "above 0"),
-        (["--eps", "-1/255"], "above 0"),
+        (["--eps", "0"], "--eps must be above 0, got '0'"),
+        (["--eps", "-1/255"], "--eps must be above 0"),
         (["--eps", "36/0"], "fractions such as 36/255"),
         (["--eps", "nan"], "fractions such as 36/255"),
         (["--eps", ""], "fractions such as 36/255"),

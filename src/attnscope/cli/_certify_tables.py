@@ -58,8 +58,7 @@ def _sentences(summaries: dict[str, Summary], content: Content | None) -> list[s
             made.append(f"Norm of A in attention layer {layer}, head by head: {', '.join(f'{norm:.3g}' for norm in norms)}.")
         made.append(
             f"Setting A to 0 {'costs' if lost >= 0 else 'gains'} {abs(100 * lost):.1f} points of clean accuracy."
-            + " Attention is dead: it looks at places only, so these certificates say nothing about content attention."
-            * dead
+            + " Attention is dead: it looks at places only, so these certificates say nothing about content attention." * dead
         )
     radius = f"{network.radius:.4f}" + (f" (control {control.radius:.4f})" if control else "")
     made.append(f"Average certified radius {radius}, 0 where the image is misread.")

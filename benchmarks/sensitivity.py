@@ -1,7 +1,8 @@
 """How tight the bounds on the movement of one layer are, and what they cost.
 
 Tightness is bound / attack on random layers, median of three: tokens and the matrices of the heads have entries of variance 1/d, A is
-strength times $K^TQ$, the residual is on. The bars are the best of G0, L1, L1c, L2 and T3 as first measured on such layers.
+strength times $K^TQ$, the residual is on. The bars are the best of G0, L1, L1c, L2 and T3 in an earlier measurement whose weights are not
+known. Of several ways to draw the weights this one was chosen because its columns come closest to that measurement; ratios depend on it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from attnscope.bounds import remainder, sensitivity
 from benchmarks.timing import last_line_of, seconds
 
 TABLE = {(1, 0.5, 0.01): 1.0, (1, 0.5, 1.0): 3.27, (1, 4.0, 0.5): 8.09, (4, 1.0, 0.1): 1.10, (4, 8.0, 0.01): 1.85}
-"""Heads, strength of the scores, eps: the best ratio known before."""
+"""Heads, strength of the scores, eps: the best ratio of the earlier measurement."""
 N, D = 16, 32
 
 

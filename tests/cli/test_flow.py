@@ -11,6 +11,7 @@ import pytest
 
 from attnscope.cli import flow as flow_command
 from attnscope.cli import main
+from attnscope.cli._matrices import named_matrix
 
 SMALL = ["--frames", "4", "--particles", "6"]
 
@@ -86,7 +87,7 @@ def test_matrices_and_gains_come_from_files() -> None:
 def test_named_matrices_are_what_they_are_called(name: str) -> None:
     import torch
 
-    m = flow_command._matrix(name, 4, torch.Generator().manual_seed(0))
+    m = named_matrix(name, 4, torch.Generator().manual_seed(0))
     eye = torch.eye(4, dtype=m.dtype)
     expected = {
         "identity": torch.equal(m, eye),

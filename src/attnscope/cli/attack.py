@@ -21,8 +21,8 @@ from attnscope.attention import Attention
 from attnscope.attention.softmax import Softmax
 from attnscope.bounds.ball import check_covered
 from attnscope.cli._attack_results import Results
+from attnscope.cli._matrices import MATRICES, attention_of_matrices, load_array
 from attnscope.cli._watch import watched
-from attnscope.cli.flow import MATRICES, _attention
 from attnscope.cli.measure import numbers
 from attnscope.files import write_atomically
 from attnscope.measure.store import run_record
@@ -45,7 +45,7 @@ class Target:
 
 def command(
     model: str | None = typer.Argument(None, help="A model as in `attnscope measure`; without one, attention is made of matrices."),
-    layer: int = typer.Option(0, min=0, help="Layer of the model."),
+    layer: int | None = typer.Option(None, min=0, help="Layer of the model (default: 0)."),
     head: int | None = typer.Option(None, min=0, help="One head of the layer alone (default: the whole layer)."),
     text: str = typer.Option("python-docs", help="Text whose tokens are split, as in `attnscope measure`."),
     attention: str = typer.Option("softmax", help="Which attention the matrices make; `attnscope variants` lists them."),
@@ -76,6 +76,9 @@ def command(
     Searches the worst input in a ball next to the proved bound (what it finds is a lower bound of the largest constant), and applies the
     exact law of mass splitting. Leaves attack.json, worst.npz and pictures. Ctrl-C ends a search and keeps what it found.
     """
+    if model is None and not (layer is head is None):
+        raise ValueError("--layer and --head belong to a model: name one, such as `attnscope attack minilm --layer 3`.")
+    layer = layer or 0
     options = dict(locals())
     if only not in ("both", "worst", "split"):
         raise ValueError(f'--only must be "both", "worst" or "split", got {only!r}.')
@@ -155,7 +158,9 @@ def _from_model(console: Console, options: dict[str, Any]) -> Target:
 def _from_matrices(options: dict[str, Any]) -> Target:
     generator = torch.Generator().manual_seed(options["seed"])
     dim, radius = options["dim"], _radius(options["radius"], 1.0)
-    made = _attention(options["attention"], options["heads"], options["scores"], options["values"], dim, options["causal"], generator)
+    made = attention_of_matrices(
+        options["attention"], options["heads"], options["scores"], options["values"], dim, options["causal"], generator
+    )
     if options["cloud"] is None:
         if options["tokens"] < 1:
             raise ValueError(f"--tokens must be at least 1, got {options['tokens']}.")
@@ -163,9 +168,7 @@ def _from_matrices(options: dict[str, Any]) -> Target:
         depth = torch.rand(options["tokens"], 1, generator=generator, dtype=torch.float64) ** (1 / dim)
         x = radius * depth * x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     else:
-        if not Path(options["cloud"]).exists():
-            raise ValueError(f"there is no file {options['cloud']}.")
-        x = torch.from_numpy(np.asarray(np.load(options["cloud"], allow_pickle=False), dtype=np.float64))
+        x = torch.from_numpy(np.asarray(load_array(options["cloud"]), dtype=np.float64))
         if x.ndim != 2 or x.shape[1] != dim:
             raise ValueError(f"{options['cloud']} must hold tokens of shape (n, {dim}) (see --dim), got {tuple(x.shape)}.")
     return Target(f"{made.name} attention", made, Particles(x), radius)

@@ -17,12 +17,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from attnscope.attention import Attention, Heads, variants
+from attnscope.attention import Attention
+from attnscope.cli._matrices import MATRICES, attention_of_matrices, load_array
 from attnscope.files import write_atomically
 from attnscope.flows import Ellipsoid, Sphere, Trajectory, anisotropy, clusters, energy, flow, spectral_gap_rank
 from attnscope.measures import Gaussian, Particles
-
-MATRICES = ("identity", "minus-identity", "random", "symmetric", "skew", "low-rank")
 
 
 def command(
@@ -56,7 +55,7 @@ def command(
     if (folder / "flow.npz").exists() and not overwrite:
         raise ValueError(f"{folder / 'flow.npz'} is already there. Pass --overwrite to replace it, or another --out.")
     generator = torch.Generator().manual_seed(seed)
-    field = _attention(attention, heads, scores, values, dim, causal, generator)
+    field = attention_of_matrices(attention, heads, scores, values, dim, causal, generator)
     surface = _space(space)
     start = _start(particles, gaussian, dim, surface, generator)
     console = Console()
@@ -75,50 +74,13 @@ def command(
     console.print(f"Results in {folder}: flow.npz, flow.png, flow.gif", soft_wrap=True)
 
 
-def _attention(name: str, heads: int, scores: str, values: str, dim: int, causal: bool, generator: torch.Generator) -> Attention:
-    found = variants()
-    if name not in found:
-        raise ValueError(f"--attention must be one of {', '.join(found)}, got {name!r}.")
-    a, v = (torch.stack([_matrix(which, dim, generator) for _ in range(heads)]) for which in (scores, values))
-    return found[name](Heads.from_matrices(a, v / heads), causal=causal)
-
-
-def _matrix(name: str, dim: int, generator: torch.Generator) -> torch.Tensor:
-    """A named matrix or one from a file; random ones have entries of variance 1/dim, a low-rank one is -R^T R of rank dim // 2."""
-    if name.endswith(".npy"):
-        matrix = torch.from_numpy(np.asarray(_load(name), dtype=np.float64))
-        if matrix.shape != (dim, dim):
-            raise ValueError(f"{name} must hold a {dim} x {dim} matrix (see --dim), got shape {tuple(matrix.shape)}.")
-        return matrix
-    eye = torch.eye(dim, dtype=torch.float64)
-    r = torch.randn(dim, dim, dtype=torch.float64, generator=generator) / dim**0.5
-    half = r[: max(dim // 2, 1)]
-    named = {
-        "identity": eye,
-        "minus-identity": -eye,
-        "random": r,
-        "symmetric": (r + r.mT) / 2,
-        "skew": r - r.mT,
-        "low-rank": -half.mT @ half,
-    }
-    if name not in named:
-        raise ValueError(f"a matrix is one of {', '.join(MATRICES)}, or a .npy file, got {name!r}.")
-    return named[name]
-
-
-def _load(path: str) -> Any:
-    if not Path(path).exists():
-        raise ValueError(f"there is no file {path}.")
-    return np.load(path, allow_pickle=False)
-
-
 def _space(name: str) -> Sphere | Ellipsoid | None:
     if name == "euclidean":
         return None
     if name == "sphere":
         return Sphere()
     if name.endswith(".npy"):
-        return Ellipsoid.from_gains(torch.from_numpy(np.asarray(_load(name), dtype=np.float64)))
+        return Ellipsoid.from_gains(torch.from_numpy(np.asarray(load_array(name), dtype=np.float64)))
     raise ValueError(f'--space must be "euclidean", "sphere" or a .npy file of gains, got {name!r}.')
 
 

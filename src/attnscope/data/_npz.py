@@ -61,7 +61,7 @@ def _load(path: Path) -> Arrays:
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{str(path)!r} is not a whole .npz file: save it again with numpy.savez(file, images=..., labels=...).")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             wanted = [key for key in file.files if key in CLASSES or key.removesuffix("_train").removesuffix("_test") in PIXELS + LABELS]
             return {key: file[key] for key in wanted}
     except (OSError, ValueError, EOFError, KeyError, SyntaxError, NotImplementedError, zlib.error, zipfile.BadZipFile) as error:

@@ -32,7 +32,7 @@ def write(path: Path, layers: Sequence[Layer], state: Mapping[str, Tensor], sett
 def read(path: Path) -> tuple[list[Attention], dict[str, Any], dict[str, Tensor]]:
     """The attentions, the settings of the stack and its exact weights."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             held = {name: arrays[name] for name in arrays.files}
         about = json.loads(str(held.pop("description")))
         if about["format"] != FORMAT:

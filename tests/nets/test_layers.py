@@ -105,6 +105,15 @@ def test_no_attack_lowers_a_margin_further_than_the_remainder(name: str, eps: fl
         assert name not in SMOOTH or eps > 0.1 or reached >= 0.01 * bound, "the bound is empty"
 
 
+@pytest.mark.parametrize("step", [0.25, 3.0])
+def test_the_residual_counts_once_whatever_the_step(step: float, generator: torch.Generator) -> None:
+    layer = attention(generator, step=step)
+    with torch.no_grad():
+        layer.output.mul_(1e-6)
+    x = torch.randn(N, D, dtype=torch.float64, generator=generator)
+    assert 0.1 <= layer.sensitivity(x, 0.1).item() <= 0.1 * (1 + 1e-3)
+
+
 @pytest.mark.parametrize("block", [SLL, ConvexPotential])
 @pytest.mark.parametrize("activation", [QuadraticReLU(0.3), ReLU(), Softplus(5.0)])
 def test_blocks_are_1_lipschitz_whatever_their_weights(block: type, activation: torch.nn.Module, generator: torch.Generator) -> None:

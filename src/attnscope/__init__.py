@@ -1,6 +1,6 @@
 """attnscope: the regularity and dynamics of attention, as a map between probability measures."""
 
-from attnscope import attacks, bounds
+from attnscope import attacks, bounds, nets
 from attnscope.attention import Affine, Attention, Heads, NoClosedForm, variants
 from attnscope.attention.exponential import Exponential
 from attnscope.attention.l2 import L2
@@ -47,6 +47,7 @@ __all__ = [
     "flow",
     "jacobian",
     "load",
+    "nets",
     "residual",
     "singular_values",
     "spectral_norm",

@@ -7,6 +7,7 @@ from attnscope.nets.config import Config
 from attnscope.nets.embedding import PatchEmbedding, TokenEmbedding
 from attnscope.nets.files import describe, load, save, shipped
 from attnscope.nets.head import Head
+from attnscope.nets.invertible import Invertible
 from attnscope.nets.mlp import MLP, SLL, ConvexPotential, ResidualMLP
 from attnscope.nets.norms import Centre, LayerNorm, RMSNorm
 from attnscope.nets.transformer import Transformer
@@ -19,6 +20,7 @@ __all__ = [
     "Config",
     "ConvexPotential",
     "Head",
+    "Invertible",
     "Layer",
     "LayerNorm",
     "LinearLayer",

@@ -88,7 +88,7 @@ class Softplus(Activation):
         self.sharpness = float(sharpness)
 
     def forward(self, u: Tensor) -> Tensor:
-        return F.softplus(u, beta=self.sharpness)
+        return torch.logaddexp(self.sharpness * u, torch.zeros_like(u)) / self.sharpness  # F.softplus jumps where it becomes linear
 
     def curvature(self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]) -> Float[Tensor, "*out"]:
         return torch.full_like(u + theta, self.sharpness / 4)

@@ -22,9 +22,8 @@ RESULTS = Path(__file__).parent / "results.json"
 
 
 def main(chosen: list[str]) -> None:
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if chosen == ["--markdown"]:
-        print(as_markdown(results))
+        print(as_markdown(_results()))
         return
     names = [info.name for info in pkgutil.iter_modules([str(RESULTS.parent)]) if info.name != "__main__"]
     modules = {name: importlib.import_module(f"benchmarks.{name}") for name in names}
@@ -35,11 +34,16 @@ def main(chosen: list[str]) -> None:
     console = Console()
     for name in chosen or able:
         with console.status(f"{name} ..."):
-            results[name] = able[name]()
-        _show(console, name, results[name])
+            found = able[name]()
+        _show(console, name, found)
         partial = RESULTS.with_suffix(".partial")
-        partial.write_text(json.dumps(results, indent=1) + "\n")
+        partial.write_text(json.dumps(_results() | {name: found}, indent=1) + "\n")
         os.replace(partial, RESULTS)
+
+
+def _results() -> dict[str, Any]:
+    """What is known so far, read afresh: another benchmark may have ended in the meantime."""
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
 def _show(console: Console, name: str, found: dict[str, Any]) -> None:

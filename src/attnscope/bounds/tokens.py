@@ -19,8 +19,8 @@ from attnscope.attention import Attention
 from attnscope.attention._normalised import Normalised
 from attnscope.attention.sigmoid import Sigmoid
 from attnscope.bounds._ball import Ball
-from attnscope.bounds._direct import direct_norm
-from attnscope.bounds._norms import SLACK, spectral
+from attnscope.bounds._direct import direct_blocks, direct_norm
+from attnscope.bounds._norms import SLACK
 from attnscope.bounds._reading import Reading
 from attnscope.bounds._score_norms import ScoreNorms
 from attnscope.bounds._sigmoid_ball import SigmoidBall, SigmoidReading
@@ -54,9 +54,10 @@ def _softmax(attention: Normalised, x: Float[Tensor, "b n d"], eps: Float[Tensor
     reading = Reading.of(attention, x)
     balls = [Ball.of(reading, share * eps) for share in SHARES]
     scores, xi = ScoreNorms.of(reading), direct_norm(reading.p, reading.layer.c, residual)
-    cross = _cross_norms(reading.layer.c)
     budgets = [
-        _direct(ball.high, cross, residual) + (ball.high * ball.b * ball.kappa).sum(-3) + torch.diag_embed(ball.bent.sum(-2))
+        direct_blocks(ball.high, reading.layer.c, residual)
+        + (ball.high * ball.b * ball.kappa).sum(-3)
+        + torch.diag_embed(ball.bent.sum(-2))
         for ball in balls
     ]
     constants = [xi + _capped(ball, scores) for ball in balls]
@@ -72,25 +73,15 @@ def _softmax(attention: Normalised, x: Float[Tensor, "b n d"], eps: Float[Tensor
 def _sigmoid(attention: Sigmoid, x: Float[Tensor, "b n d"], eps: Float[Tensor, " b"], residual: float) -> TokensOverBall:
     reading = SigmoidReading.of(attention, x)
     balls = [SigmoidBall.of(reading, share * eps) for share in SHARES]
-    xi, cross = direct_norm(reading.p, reading.c, residual), _cross_norms(reading.c)
-    budgets = [_direct(reading.p + ball.slope, cross, residual) + _budget(ball.steep, ball.b, ball.y, ball.kappa) for ball in balls]
+    xi = direct_norm(reading.p, reading.c, residual)
+    budgets = [
+        direct_blocks(reading.p + ball.slope, reading.c, residual) + _budget(ball.steep, ball.b, ball.y, ball.kappa) for ball in balls
+    ]
 
     def form(gradient: Float[Tensor, "c b n d"]) -> Float[Tensor, "c b n n"]:
         return _graded_form([curvature_form(ball, gradient) for ball in balls])
 
     return _graded(eps, [_token_local(ball, xi) for ball in balls], budgets, form)
-
-
-def _direct(p: Float[Tensor, "b h n n"], cross: Float[Tensor, "h h"], residual: float) -> Float[Tensor, "b n n"]:
-    r"""At least the norms of the blocks $\delta_{ij}r + \sum_hp_{h,ij}C_h$: $\|\sum_hp_hC_h\|^2 \le \sum_{hg}p_hp_g\|C_h^TC_g\|$."""
-    mixed = (torch.einsum("bhij,hg->bgij", p, cross) * p).sum(1).sqrt()
-    return mixed + abs(residual) * torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
-
-
-def _cross_norms(c: Float[Tensor, "h d d"]) -> Float[Tensor, "h h"]:
-    r"""$\|C_h^TC_g\|$, or $\|C_hC_g^T\|$ when these are smaller in sum."""
-    either = [spectral(left[:, None] @ right[None]) for left, right in ((c.mT, c), (c, c.mT))]
-    return min(either, key=lambda norms: float(norms.sum())) * (1 + SLACK)
 
 
 def _graded(eps: Tensor, constants: list[Tensor], budgets: list[Tensor], form: Callable[[Tensor], Tensor]) -> TokensOverBall:

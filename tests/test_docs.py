@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from benchmarks.table import as_markdown as as_table
 
+from attnscope.cli import app
 from attnscope.cli.variants import as_markdown
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +51,27 @@ def test_the_readme_example_runs() -> None:
 def test_the_readme_measures_a_model() -> None:
     (example,) = blocks("README.md", "How smooth is a model?")
     exec(compile(example, "README.md", "exec"), {})
+
+
+def test_the_readme_bounds_how_far_a_layer_moves() -> None:
+    (example,) = blocks("README.md", "How far can the output move?")
+    exec(compile(example, "README.md", "exec"), {})
+
+
+def test_every_command_in_the_documents_exists_with_its_options() -> None:
+    commands = typer.main.get_command(app).commands
+    shown = [
+        line for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")) for line in re.findall(r"attnscope [a-z].*", page.read_text())
+    ]
+    used = [
+        (line.split()[1], re.findall(r"--[a-z][a-z-]*", line.split("#")[0].split("`")[0])) for line in shown if line.split()[1] in commands
+    ]
+    assert {name for name, _ in used} == set(commands)
+    known = {
+        name: {"--help", *(option for part in command.params for option in (*part.opts, *part.secondary_opts))}
+        for name, command in commands.items()
+    }
+    assert [(name, option) for name, options in used for option in options if option not in known[name]] == []
 
 
 def test_the_page_on_certificates_runs() -> None:

@@ -175,6 +175,14 @@ def test_squashed_stacks_map_the_space_onto_itself(name: str, randn) -> None:  #
     assert torch.allclose(net(found.x), y, rtol=1e-12, atol=1e-12)
 
 
+def test_what_squashed_attention_reads_ends_in_the_ball() -> None:
+    step = stack("softmax, one head", depth=1, squash=True).steps()[0].detached()
+    assert step.radius is not None
+    x = tokens(4)
+    edge = step.radius * x / x.norm(dim=-1, keepdim=True)
+    torch.testing.assert_close(step.move(1e8 * edge), step.attention(edge, Particles(edge)), rtol=1e-9, atol=1e-12)
+
+
 def test_what_no_input_of_the_ball_reaches_is_refused() -> None:
     net = stack("softmax")
     with pytest.raises(ValueError, match="not the image of tokens in the ball"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -11,6 +12,7 @@ from invertible_cases import DIM, MAKERS, stack, tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from attnscope import Heads, Softmax
 from attnscope.nets._invertible_logdet import dense_jacobian, enough_terms, remainder
 from attnscope.nets.invertible import Invertible
 
@@ -135,6 +137,17 @@ def test_the_series_agrees_within_its_error(name: str) -> None:
     assert (found.standard_error > 0).all()
     few = net.log_determinant(x, "series", probes=100, generator=3)
     assert float((few.standard_error / found.standard_error).mean()) == pytest.approx(2, rel=0.3)
+
+
+def test_the_series_of_a_multiple_of_the_identity_is_a_logarithm() -> None:
+    """One token reads itself alone: f(x) = cx, every probe sees the whole trace, and the series is that of log(1 + c)."""
+    heads = Heads.from_matrices(torch.zeros(3, 3, dtype=torch.float64), torch.eye(3, dtype=torch.float64))
+    net = Invertible([Softmax(heads)], tokens=1, radius=1.0, contraction=0.5)
+    x = torch.ones(1, 3, dtype=torch.float64) / 3
+    c = float((net(x).detach() / x - 1).mean())
+    found = net.log_determinant(x, "series", probes=2, terms=40, generator=0)
+    assert c > 0.3
+    assert float(found.value.detach()) == pytest.approx(3 * math.log1p(c), rel=1e-9)
 
 
 def test_the_standard_error_is_the_spread_of_the_estimates() -> None:

@@ -6,9 +6,10 @@ The map is $X \mapsto (\Gamma_{\mu(X)}(x_i))_i$ with the weights and positions o
 from __future__ import annotations
 
 import dataclasses
+from copy import copy
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnscope.attention import Attention
@@ -21,34 +22,34 @@ from attnscope.measures import Particles
 
 def of_attention(attention: Attention, mu: Particles) -> LinearOperator:
     """The derivative of one attention layer at mu, with the metric of mu; a stack of measures gives a stack."""
-    attention(mu.x[..., :1, :], mu, mu.places()[..., :1])  # the doors: dimensions, dtypes, masks
+    attention._checked(mu.x, mu, None)
     if not (mu.weights > 0).all():
         raise ValueError("the Jacobian in L2(mu) needs every weight above 0: drop the particles that carry no mass.")
     return _of_checked(attention, mu)
 
 
-def _of_checked(attention: Attention, mu: Particles) -> LinearOperator:
-    plain = _analytic(attention, mu) if isinstance(attention, Softmax | L2) else _automatic(attention, mu)
+def _of_checked(attention: Attention, mu: Particles, layer: _Layer | None = None) -> LinearOperator:
+    """The operator; `layer` is its analytic part when that is there already."""
+    if isinstance(attention, Softmax | L2):
+        layer = _Layer(attention, mu) if layer is None else layer
+        shape = tuple(mu.x.shape[-2:])
+        plain = LinearOperator(layer.mv, layer.rmv, shape, shape, mu.x.dtype, mu.x.device, tuple(mu.x.shape[:-2]))
+    else:
+        plain = of_function(lambda x: attention.dense(x, mu.at(x)), mu.x, stack=mu.x.ndim - 2)
     weights = mu.weights
     uniform = bool((weights == weights[..., :1]).all())
     mass = weights.unsqueeze(-1)
+
+    def restrict(index: Int[Tensor, " c"]) -> LinearOperator:
+        return _of_checked(attention, _sub_stack(mu, index), None if layer is None else layer.restricted(index))
+
     return dataclasses.replace(
         plain,
         rmv=plain.rmv if uniform else lambda v: plain.rmv(mass * v) / mass,
         weights=None if uniform else weights,
         exact=None if mu.x.dtype == torch.float64 else lambda: _of_checked(attention.to(torch.float64), mu.to(torch.float64)),
-        restrict=(lambda index: _of_checked(attention, _sub_stack(mu, index))) if mu.x.ndim > 2 else None,
+        restrict=restrict if mu.x.ndim > 2 else None,
     )
-
-
-def _automatic(attention: Attention, mu: Particles) -> LinearOperator:
-    return of_function(lambda x: attention.dense(x, mu.at(x)), mu.x, stack=mu.x.ndim - 2)
-
-
-def _analytic(attention: Softmax | L2, mu: Particles) -> LinearOperator:
-    layer = _Layer(attention, mu)
-    shape = tuple(mu.x.shape[-2:])
-    return LinearOperator(layer.mv, layer.rmv, shape, shape, mu.x.dtype, mu.x.device, tuple(mu.x.shape[:-2]))
 
 
 def _sub_stack(mu: Particles, index: Tensor) -> Particles:
@@ -82,6 +83,12 @@ class _Layer:
                 triangular=attention.causal and mu.positions is None,
                 bias_moves=isinstance(attention, L2),
             )
+
+    def restricted(self, index: Int[Tensor, " c"]) -> _Layer:
+        """The layer at these sequences of the stack alone."""
+        smaller, h = copy(self), self.heads.count
+        smaller.kernel = self.kernel.restricted((index[:, None] * h + torch.arange(h, device=index.device)).flatten())
+        return smaller
 
     @torch.no_grad()
     def mv(self, u: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack n d"]:

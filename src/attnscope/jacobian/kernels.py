@@ -12,10 +12,11 @@ again from the row normalisers, so that memory stays O(n d).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 TILE_ROWS = 256
@@ -27,8 +28,9 @@ STORED_BYTES = 2**30
 
 
 class Tile(NamedTuple):
-    """Problems `group`, query rows `rows`, keys before `keys`."""
+    """Problems `group`, query rows `rows` (block number `block` of them), keys before `keys`."""
 
+    block: int
     group: slice
     rows: slice
     keys: int
@@ -69,8 +71,24 @@ class SoftmaxKernel:
                 self.normaliser[tile.group, tile.rows] = torch.logsumexp(scores, dim=-1)
             p = torch.softmax(scores, dim=-1)
             self.o[tile.group, tile.rows] = torch.bmm(p, v[tile.group, : tile.keys])
-            if self.stored is not None:
+            if self.stored is None:
+                continue
+            if tile.block == len(self.stored):
                 self.stored.append(p)
+            else:
+                self.stored[-1] = torch.cat([self.stored[-1], p])
+
+    def restricted(self, index: Int[Tensor, " c"]) -> SoftmaxKernel:
+        """The kernel of these problems alone, nothing computed again."""
+
+        def some(part: Tensor | None) -> Tensor | None:
+            return None if part is None else part[index]
+
+        smaller = copy(self)
+        smaller.q, smaller.k, smaller.v, smaller.o, smaller.bias = (part[index] for part in (self.q, self.k, self.v, self.o, self.bias))
+        smaller.normaliser, smaller.places = some(self.normaliser), some(self.places)
+        smaller.stored = None if self.stored is None else [p[index] for p in self.stored]
+        return smaller
 
     def jvp(
         self,
@@ -82,8 +100,9 @@ class SoftmaxKernel:
         """The change of o when queries, keys, values (and key bias) change."""
         out = torch.empty_like(self.o)
         q, k = self.scale * q, self.scale * k
-        for number, (group, rows, keys) in enumerate(self._tiles()):
-            p = self._coupling(number, Tile(group, rows, keys))
+        for tile in self._tiles():
+            p = self._coupling(tile)
+            _, group, rows, keys = tile
             change = torch.bmm(q[group, rows], self.k[group, :keys].mT)
             change.baddbmm_(self.q[group, rows], k[group, :keys].mT)
             if bias is not None:
@@ -104,8 +123,9 @@ class SoftmaxKernel:
             torch.zeros_like(self.bias) if self.bias_moves else None,
         )
         mean = (o * self.o).sum(-1, keepdim=True)
-        for number, (group, rows, keys) in enumerate(self._tiles()):
-            p = self._coupling(number, Tile(group, rows, keys))
+        for tile in self._tiles():
+            p = self._coupling(tile)
+            _, group, rows, keys = tile
             here = o[group, rows]
             grads.v[group, :keys].baddbmm_(p.mT, here)
             change = torch.bmm(here, self.v[group, :keys].mT)
@@ -123,19 +143,19 @@ class SoftmaxKernel:
         problems, m, n = *self.q.shape[:2], self.k.shape[1]
         rows = min(TRIANGLE_TILE_ROWS if self.triangular else TILE_ROWS, m)
         size = max(1, TILE_ENTRIES // (rows * n))
-        for start in range(0, m, rows):
+        for block, start in enumerate(range(0, m, rows)):
             stop = min(start + rows, m)
             for first in range(0, problems, size):
-                yield Tile(slice(first, min(first + size, problems)), slice(start, stop), stop if self.triangular else n)
+                yield Tile(block, slice(first, min(first + size, problems)), slice(start, stop), stop if self.triangular else n)
 
-    def _coupling(self, number: int, tile: Tile) -> Tensor:
+    def _coupling(self, tile: Tile) -> Tensor:
         if self.stored is not None:
-            return self.stored[number]
+            return self.stored[tile.block][tile.group]
         assert self.normaliser is not None
         return self._scores(tile).sub_(self.normaliser[tile.group, tile.rows, None]).exp_()
 
     def _scores(self, tile: Tile) -> Tensor:
-        group, rows, keys = tile
+        _, group, rows, keys = tile
         scores = torch.baddbmm(self.bias[group, None, :keys], self.q[group, rows], self.k[group, :keys].mT, alpha=self.scale)
         if self.position_bias is not None:
             heads = torch.arange(group.start, group.stop, device=scores.device) % self.position_bias.shape[0]

@@ -20,6 +20,8 @@ from attnscope.jacobian.operator import LinearOperator
 from attnscope.validation import check_positive, described
 
 EVERY_STEP_UNTIL = 12
+SHRINK_AT = 0.8
+"""The stack is cut down to the problems still running when no more than this part of it is."""
 RESIDUAL_PESSIMISM = 30
 """By how much the residual's estimate may exceed a sharper one that is believed."""
 
@@ -124,9 +126,8 @@ def _run(op: LinearOperator, tol: float, failure_probability: float | None, seed
             lanczos.freeze(stop)
         if not lanczos.active.any():
             break
-        if op.restrict is not None and 2 * lanczos.active.sum() <= len(number):
-            keep = np.flatnonzero(lanczos.active)
-            lanczos, number = lanczos.restricted(keep), number[keep]
+        if op.restrict is not None and lanczos.active.mean() <= SHRINK_AT:
+            number = number[lanczos.shrink()]
     _finish(found, op)
     return found
 
@@ -160,8 +161,7 @@ def _close(process: Process, ritz: Ritz, tol: float) -> Bool[np.ndarray, " b"]:
     close = ritz.errors[:, 0] <= tol
     open_ = np.flatnonzero(~close & ~process.finished & (ritz.errors[:, 0] <= RESIDUAL_PESSIMISM * tol))
     if len(open_):
-        rows = Process(process.alpha[open_], process.beta[open_], process.steps[open_], process.finished[open_])
-        close[open_] = 2 * still_to_come(rows, ritz.values[open_, 0]) <= tol
+        close[open_] = 2 * still_to_come(process.rows(open_), ritz.values[open_, 0]) <= tol
     return close
 
 

@@ -69,14 +69,13 @@ class SoftmaxKernel:
             scores = self._scores(tile)
             if self.normaliser is not None:
                 self.normaliser[tile.group, tile.rows] = torch.logsumexp(scores, dim=-1)
-            p = torch.softmax(scores, dim=-1)
-            self.o[tile.group, tile.rows] = torch.bmm(p, v[tile.group, : tile.keys])
             if self.stored is None:
-                continue
-            if tile.block == len(self.stored):
-                self.stored.append(p)
+                p = torch.softmax(scores, dim=-1)
             else:
-                self.stored[-1] = torch.cat([self.stored[-1], p])
+                if tile.block == len(self.stored):
+                    self.stored.append(torch.empty(len(q), *scores.shape[1:], dtype=q.dtype, device=q.device))
+                p = torch.softmax(scores, dim=-1, out=self.stored[tile.block][tile.group])
+            self.o[tile.group, tile.rows] = torch.bmm(p, v[tile.group, : tile.keys])
 
     def restricted(self, index: Int[Tensor, " c"]) -> SoftmaxKernel:
         """The kernel of these problems alone, nothing computed again."""

@@ -135,6 +135,38 @@ def test_the_local_constant_tends_to_the_large_radius_limit(causal: bool, randn)
     assert "limit" in str(limit)
 
 
+@pytest.mark.parametrize("extra", ["rotary", "biases"])
+def test_the_large_radius_limit_with_rotary_heads_and_biases(extra: str, randn) -> None:
+    given = {"rotary": randn(1)} if extra == "rotary" else {"query_bias": randn(1, 2), "key_bias": randn(1, 2), "value_bias": randn(1, 3)}
+    for _ in range(3):
+        attention = Softmax(Heads(randn(1, 2, 3), randn(1, 2, 3), randn(1, 3, 3), **given))
+        mu = Particles(randn(5, 3))
+        limit = large_radius_limit(attention, mu)
+        scale = math.sqrt(1000 / limit.gap)
+        assert float(local_constant(attention, mu.at(scale * mu.x))) == pytest.approx(limit.value, rel=1e-6)
+
+
+def test_the_large_radius_limit_divides_by_the_weight_of_the_token_that_is_read() -> None:
+    """Two tokens on an axis each: half the mass reads a token of mass 0.4, a tenth reads one of mass 0.01."""
+    x = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 2.0], [0.0, 1.0]], dtype=torch.float64)
+    mu = Particles(x, torch.tensor([0.4, 0.1, 0.01, 0.49], dtype=torch.float64))
+    attention = single(torch.eye(2, dtype=torch.float64))
+    limit = large_radius_limit(attention, mu)
+    assert limit.value == pytest.approx(math.sqrt(0.5 / 0.01))
+    assert float(local_constant(attention, mu.at(5 * x))) == pytest.approx(limit.value, rel=1e-6)
+    assert limit.most_read == 2
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_tokens_without_mass_are_not_read_in_the_large_radius_limit(causal: bool, randn) -> None:
+    attention, x = single(torch.eye(2, dtype=torch.float64), causal=causal), randn(4, 2)
+    alone = large_radius_limit(attention, Particles(x))
+    beside = torch.cat([x[:1], 10 * x.sum(0, keepdim=True), x[1:]])
+    found = large_radius_limit(attention, Particles(beside, torch.tensor([0.25, 0.0, 0.25, 0.25, 0.25], dtype=torch.float64)))
+    assert (found.value, found.gap) == (alone.value, alone.gap)
+    assert torch.equal(beside[found.most_read], x[alone.most_read])
+
+
 def test_the_large_radius_limit_needs_one_head_and_no_tie(randn) -> None:
     with pytest.raises(ValueError, match="one head"):
         large_radius_limit(Softmax(Heads.from_matrices(randn(2, 2, 2), randn(2, 2, 2))), Particles(randn(3, 2)))

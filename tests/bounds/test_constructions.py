@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from bound_cases import local_constant, single
+from bound_cases import jacobian, local_constant, single
 
-from attnscope import Heads, Softmax
+from attnscope import Heads, Particles, Softmax
 from attnscope.bounds import constructions, smoothness
 
 
@@ -99,6 +99,36 @@ def test_a_float32_input_keeps_its_bound(randn) -> None:
     mu, bound = constructions.oblique(attention.to(torch.float32), 5, 1.1)
     assert mu.x.dtype == torch.float32
     assert local_constant(attention.to(torch.float32).to(torch.float64), mu.to(torch.float64)) >= bound.value
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_construction_says_what_the_rare_token_does_at_the_tokens_that_it_built_and_never_more(dtype: torch.dtype, randn) -> None:
+    a = symmetric(-1.3, 0.4).to(dtype)
+    attention, masked = single(a), single(a, causal=True)
+
+    def gain(attention: Softmax, mu: Particles, first: int) -> float:
+        column = jacobian(attention.to(torch.float64), mu.to(torch.float64))[first:, 0]
+        return float(torch.linalg.matrix_norm(column.flatten(0, 1), 2))
+
+    for mu, bound in (
+        constructions.opposite(attention, 5, 1.1),
+        constructions.oblique(attention, 5, 1.1),
+        constructions.two_clusters(attention, 5, randn(2).to(dtype), randn(2).to(dtype)),
+        constructions.unbalanced(attention, 1.1, 0.7),
+    ):
+        exact = gain(attention, mu, 1)
+        assert exact * (1 - 1e-8) <= bound.value < exact * (1 - 1e-10), bound
+    mu, bound = constructions.rare_first(masked, 5, 1.1)
+    exact = gain(masked, mu, 0)
+    assert exact * (1 - 1e-8) <= bound.value < exact * (1 - 1e-10)
+
+
+@pytest.mark.parametrize("extra", ["query_bias", "rotary", "position_bias"])
+def test_heads_that_the_formulas_do_not_speak_of_are_refused(extra: str, randn) -> None:
+    given = {"query_bias": randn(1, 2), "rotary": randn(1), "position_bias": randn(1, 4, 4)}[extra]
+    attention = Softmax(Heads(randn(1, 2, 2), randn(1, 2, 2), randn(1, 2, 2), **{extra: given}))
+    with pytest.raises(ValueError, match="no query bias, rotary embedding or position bias"):
+        constructions.oblique(attention, 4, 1.0)
 
 
 def test_refusals(randn) -> None:

@@ -182,6 +182,17 @@ def test_blocks_can_be_chosen(randn) -> None:
             smoothness(attention, mu, blocks=BlockNorms(other))
 
 
+def test_the_constants_of_plain_heads_do_not_serve_rotary_ones(randn) -> None:
+    """The same matrices, but a key path that depends on the key token."""
+    plain = Softmax(Heads(randn(2, 2, 4), randn(2, 2, 4), randn(2, 3, 4), randn(2, 4, 3)))
+    heads, mu = plain.heads, Particles(randn(5, 4))
+    rotary = Softmax(Heads(heads.query, heads.key, heads.value, heads.output, rotary=randn(1)))
+    with pytest.raises(ValueError, match="built for other heads"):
+        smoothness(rotary, mu, blocks=BlockNorms(plain))
+    moved = Softmax(Heads(heads.query, randn(2, 2, 4), heads.value, heads.output, position_bias=randn(2, 5, 5)), causal=True)
+    assert smoothness(moved, mu, blocks=BlockNorms(plain)).named("B1-S").value >= float(local_constant(moved, mu))
+
+
 @given(recipes(variants=(Softmax,)))
 def test_the_constant_of_a_causal_prefix_is_not_larger(recipe: Recipe) -> None:
     case = recipe.build()

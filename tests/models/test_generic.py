@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -113,14 +115,68 @@ def test_a_single_attention_module_is_one_layer(randn: Any) -> None:
     assert (model.function(0)(x) - module(x, x, x)[0]).abs().max() < 1e-12
 
 
-def test_frozen_fast_path_layers_still_have_forward_derivatives(randn: Any) -> None:
-    module = stirred(nn.TransformerEncoderLayer(12, 3, 20, batch_first=True)).double().requires_grad_(False)
-    model, x = loaded(module), randn(2, 5, 12)
-    x = model.tokens(x, 0, "block")
-    step = randn(2, 5, 12)
-    function = model.function(0, "block")
+@pytest.mark.parametrize("kind", [partial(nn.TransformerEncoderLayer, dim_feedforward=20), nn.MultiheadAttention])
+def test_frozen_fast_path_layers_still_have_forward_derivatives(kind: Callable[..., nn.Module], randn: Any) -> None:
+    module = stirred(kind(12, 4, batch_first=True)).double().requires_grad_(False)
+    model, x, step = loaded(module), randn(2, 5, 12), randn(2, 5, 12)
+    copies = 3 if isinstance(module, nn.MultiheadAttention) else 1
+    with pytest.raises(NotImplementedError, match="forward AD"):
+        torch.func.jvp(lambda x: module(*[x] * copies), (x,), (step,))
+    part: Part = "attention" if isinstance(module, nn.MultiheadAttention) else "block"
+    x = model.tokens(x, 0, part)
+    function = model.function(0, part)
     slope = (function(x + 1e-6 * step) - function(x - 1e-6 * step)) / 2e-6
     assert (torch.func.jvp(function, (x,), (step,))[1] - slope).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_fast_path_of_pytorch_is_left_as_it_was(enabled: bool, randn: Any) -> None:
+    model = loaded(stirred(nn.TransformerEncoderLayer(12, 4, 20, batch_first=True)))
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(enabled)
+    try:
+        model.function(0, "block")(model.tokens(randn(2, 5, 12), 0, "block"))
+        assert torch.backends.mha.get_fastpath_enabled() is enabled
+        with pytest.raises(ValueError, match="not known yet"):
+            model.function(0, "block")(randn(2, 6, 12))
+        assert torch.backends.mha.get_fastpath_enabled() is enabled
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+class CachingAttention(nn.Module):
+    """Attention that writes its tokens into a cache and reads all that the cache holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor, past_key_values: list[Tensor] | None = None) -> Tensor:
+        seen = [] if past_key_values is None else past_key_values
+        seen.append(x)
+        keys = torch.cat(seen, dim=1)
+        return torch.softmax(x @ keys.mT, dim=-1) @ self.read(keys)
+
+
+class Caching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([CachingAttention(), CachingAttention()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x, past_key_values=[])
+        return x
+
+
+def test_a_layer_is_called_again_without_the_cache_that_it_filled(randn: Any) -> None:
+    model, x = loaded(stirred(Caching())), randn(2, 5, 12)
+    with torch.no_grad():
+        states = [x, model.module.blocks[0](x), model.module(x)]
+        for layer in (0, 1):
+            tokens = model.tokens(x, layer, "block")
+            for _ in range(2):
+                assert torch.equal(model.function(layer, "block")(tokens), states[layer + 1])
 
 
 @pytest.mark.parametrize(("part", "complaint"), [("norm+attention", "norm of ElectraLayer"), ("attention", "a norm inside")])

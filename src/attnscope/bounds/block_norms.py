@@ -59,10 +59,11 @@ class BlockNorms:
         return self.bound(Reading.of(self.attention, mu.to(torch.float64)))
 
     def check_fits(self, attention: object) -> None:
-        """Refuse an attention whose matrices are not the ones that these constants were made of."""
+        """Refuse an attention with rotary embedding, or whose matrices are not the ones that these constants were made of."""
         mine = self.attention.heads
         fits = isinstance(attention, Softmax) and (
-            attention.heads.scale == mine.scale
+            serves(attention)
+            and attention.heads.scale == mine.scale
             and torch.equal(attention.heads.query, mine.query)
             and torch.equal(attention.heads.value, mine.value)
             and torch.equal(outputs(attention.heads), self.output)

@@ -59,14 +59,16 @@ def _sub_stack(mu: Particles, index: Tensor) -> Particles:
 
 
 class _Layer:
-    """Projections around the softmax kernel: tokens to (q, k, v) and heads back to tokens, and their adjoints."""
+    """Projections around the softmax kernel: tokens to (q, k, v) and heads back to tokens, and their adjoints.
+
+    Projected vectors lie token by token, (n, stack, heads, k): the problems (stack times heads) of the kernel are views of them.
+    """
 
     def __init__(self, attention: Softmax | L2, mu: Particles) -> None:
         self.heads = heads = attention.heads
         self.at = torch.arange(mu.n, device=mu.x.device) if heads.rotary is not None else None
-        self.into = torch.cat([part.flatten(0, 1) for part in (heads.query, heads.key, heads.value)])
+        self.into = [part.flatten(0, 1) for part in (heads.query, heads.key, heads.value)]
         self.out = None if heads.output is None else heads.output.transpose(0, 1).flatten(1)
-        self.sizes = [part.shape[1] for part in (heads.query, heads.key, heads.value)]
         with torch.no_grad():
             q, k, bias, scale = attention.kernel(mu.x, mu)
             places = None
@@ -92,29 +94,52 @@ class _Layer:
 
     @torch.no_grad()
     def mv(self, u: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack n d"]:
-        n, h = u.shape[-2], self.heads.count
-        projected = (u.reshape(-1, u.shape[-1]) @ self.into.mT).split([h * size for size in self.sizes], dim=-1)
-        parts = [part.unflatten(-1, (h, -1)).unflatten(0, (-1, n)).transpose(1, 2) for part in projected]
-        if self.at is not None:
-            parts[:2] = [self.heads.turn(part, self.at) for part in parts[:2]]
-        q, k, v = (part.flatten(0, 1) for part in parts)
-        bias = -self.kernel.scale * (self.kernel.k * k).sum(-1) if self.kernel.bias_moves else None
-        o = self.kernel.jvp(q, k, v, bias).unflatten(0, (-1, h))
+        tokens = _token_by_token(u)
+        o = self.kernel.jvp(*self._changes(tokens, u.shape[-2]))
         if self.out is None:
-            return o.sum(1).reshape(u.shape)
-        return (o.transpose(1, 2).flatten(2) @ self.out.mT).reshape(u.shape)
+            return o.unflatten(0, (-1, self.heads.count)).sum(1).reshape(u.shape)
+        return _stacked(_side_by_side(o, len(tokens)) @ self.out.mT, u.shape)
 
     @torch.no_grad()
     def rmv(self, y: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack n d"]:
-        n, h = y.shape[-2], self.heads.count
-        if self.out is None:
-            o = y.reshape(-1, 1, n, y.shape[-1]).expand(-1, h, -1, -1)
-        else:
-            o = (y.reshape(-1, y.shape[-1]) @ self.out).unflatten(-1, (h, -1)).unflatten(0, (-1, n)).transpose(1, 2)
-        grads = self.kernel.vjp(o.flatten(0, 1))
-        if grads.bias is not None:
-            grads.k.addcmul_(grads.bias.unsqueeze(-1), self.kernel.k, value=-self.kernel.scale)
-        parts = [part.unflatten(0, (-1, h)) for part in (grads.q, grads.k, grads.v)]
+        tokens = _token_by_token(y)
+        q, k, v, bias = self.kernel.vjp(self._read(tokens, y.shape[-2]))
+        if bias is not None:
+            k.addcmul_(bias.unsqueeze(-1), self.kernel.k, value=-1)
         if self.at is not None:
-            parts[:2] = [self.heads.turn(part, -self.at) for part in parts[:2]]
-        return (torch.cat([part.transpose(1, 2).flatten(2) for part in parts], dim=-1) @ self.into).reshape(y.shape)
+            q, k = self.heads.turn(q, -self.at), self.heads.turn(k, -self.at)
+        first, *others = (_side_by_side(part, len(tokens)) for part in (q, k, v))
+        total = first @ self.into[0]
+        for part, matrix in zip(others, self.into[1:], strict=True):
+            total.addmm_(part, matrix)
+        return _stacked(total, y.shape)
+
+    def _changes(self, tokens: Float[Tensor, "rows d"], n: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """How queries, keys, values and the key bias of L2 attention change with the tokens."""
+        q, k, v = (self._problems(tokens @ matrix.mT, n) for matrix in self.into)
+        if self.at is not None:
+            q, k = self.heads.turn(q, self.at), self.heads.turn(k, self.at)
+        return q, k, v, -(self.kernel.k * k).sum(-1) if self.kernel.bias_moves else None
+
+    def _read(self, tokens: Float[Tensor, "rows d"], n: int) -> Float[Tensor, "g n v"]:
+        """The adjoint of the output projection."""
+        if self.out is not None:
+            return self._problems(tokens @ self.out, n)
+        return tokens.reshape(n, -1, 1, tokens.shape[-1]).expand(-1, -1, self.heads.count, -1).flatten(1, 2).transpose(0, 1)
+
+    def _problems(self, projected: Float[Tensor, "rows hk"], n: int) -> Float[Tensor, "g n k"]:
+        return projected.reshape(n, -1, projected.shape[1] // self.heads.count).transpose(0, 1)
+
+
+def _token_by_token(u: Float[Tensor, "*stack n d"]) -> Float[Tensor, "rows d"]:
+    """Rows (token, sequence): a copy for a stack, a view for one sequence."""
+    return u.reshape(-1, *u.shape[-2:]).transpose(0, 1).reshape(-1, u.shape[-1])
+
+
+def _stacked(rows: Float[Tensor, "rows d"], shape: tuple[int, ...]) -> Float[Tensor, "*stack n d"]:
+    return rows.reshape(shape[-2], -1, shape[-1]).transpose(0, 1).reshape(shape)
+
+
+def _side_by_side(parts: Float[Tensor, "g n k"], rows: int) -> Float[Tensor, "rows hk"]:
+    """The heads of each token in one row."""
+    return parts.transpose(0, 1).reshape(rows, -1)

@@ -11,7 +11,7 @@ again from the row normalisers, so that memory stays O(n d).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from typing import NamedTuple
 
@@ -58,8 +58,11 @@ class SoftmaxKernel:
         triangular: bool = False,
         bias_moves: bool = False,
     ) -> None:
-        """`places` switch the causal mask on; `triangular` says that they are in order, so that row i reads keys up to i."""
-        self.q, self.k, self.v, self.bias, self.scale = q, k, v, bias, scale
+        """`places` switch the causal mask on; `triangular` says that they are in order, so that row i reads keys up to i.
+
+        Queries and keys are held times the scale: every product with a change wants them so.
+        """
+        self.q, self.k, self.v, self.bias, self.scale = scale * q, scale * k, v, bias, scale
         self.position_bias, self.places, self.triangular, self.bias_moves = position_bias, places, triangular, bias_moves
         self.o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=v.dtype, device=v.device)
         entries = q.shape[0] * q.shape[1] * k.shape[1] // (2 if triangular else 1)
@@ -97,8 +100,7 @@ class SoftmaxKernel:
         bias: Float[Tensor, "g n"] | None = None,
     ) -> Float[Tensor, "g m v"]:
         """The change of o when queries, keys, values (and key bias) change."""
-        out = torch.empty_like(self.o)
-        q, k = self.scale * q, self.scale * k
+        out = _token_major(torch.empty, self.o)
         for tile in self._tiles():
             p = self._coupling(tile)
             _, group, rows, keys = tile
@@ -116,9 +118,9 @@ class SoftmaxKernel:
     def vjp(self, o: Float[Tensor, "g m v"]) -> Gradients:
         """The adjoint of `jvp`: gradients of <o, output> in queries, keys, values and key bias."""
         grads = Gradients(
-            torch.empty_like(self.q),
-            torch.zeros_like(self.k),
-            torch.zeros_like(self.v),
+            _token_major(torch.empty, self.q),
+            _token_major(torch.zeros, self.k),
+            _token_major(torch.zeros, self.v),
             torch.zeros_like(self.bias) if self.bias_moves else None,
         )
         mean = (o * self.o).sum(-1, keepdim=True)
@@ -134,8 +136,6 @@ class SoftmaxKernel:
             grads.k[group, :keys].baddbmm_(change.mT, self.q[group, rows])
             if grads.bias is not None:
                 grads.bias[group, :keys] += change.sum(-2)
-        grads.q.mul_(self.scale)
-        grads.k.mul_(self.scale)
         return grads
 
     def _tiles(self) -> Iterator[Tile]:
@@ -155,7 +155,7 @@ class SoftmaxKernel:
 
     def _scores(self, tile: Tile) -> Tensor:
         _, group, rows, keys = tile
-        scores = torch.baddbmm(self.bias[group, None, :keys], self.q[group, rows], self.k[group, :keys].mT, alpha=self.scale)
+        scores = torch.baddbmm(self.bias[group, None, :keys], self.q[group, rows], self.k[group, :keys].mT, alpha=1 / self.scale)
         if self.position_bias is not None:
             heads = torch.arange(group.start, group.stop, device=scores.device) % self.position_bias.shape[0]
             scores += self.position_bias[heads, rows, :keys]
@@ -164,3 +164,9 @@ class SoftmaxKernel:
             hidden = self.places[group, None, first:keys] > self.places[group, rows, None]
             scores[..., first:].masked_fill_(hidden, float("-inf"))
         return scores
+
+
+def _token_major(make: Callable[..., Tensor], like: Float[Tensor, "g n k"]) -> Float[Tensor, "g n k"]:
+    """A tensor of this shape that lies token by token in memory, as projections want it."""
+    problems, n, k = like.shape
+    return make(n, problems, k, dtype=like.dtype, device=like.device).transpose(0, 1)

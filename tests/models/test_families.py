@@ -98,6 +98,17 @@ def test_blocks_lead_from_one_hidden_state_to_the_next(name: str) -> None:
             ].abs().max()
 
 
+def test_a_hook_of_the_user_on_a_layer_is_applied_once(name: str) -> None:
+    """The tokens of a layer are those that it is handed, before its own hooks."""
+    model, source = loaded(build(name)), inputs(name)
+    handle = model.blocks[1].register_forward_pre_hook(lambda _, args: (args[0] + 1, *args[1:]))
+    with torch.no_grad():
+        states = model.module(source, output_hidden_states=True).hidden_states
+        found = model.function(1, "block")(model.tokens(source, 1, "block"))
+    handle.remove()
+    assert (found - states[2]).abs().max() < tolerance(name) * states[2].abs().max()
+
+
 def test_every_part_has_forward_and_backward_derivatives_that_agree(name: str, randn: Any) -> None:
     model, source = loaded(build(name)), inputs(name)
     for part in PARTS:
@@ -162,6 +173,19 @@ def test_norm_bounds_the_tokens_and_is_nearly_reached(name: str, randn: Any) -> 
         spikes = 1e3 * torch.eye(model.dim, dtype=torch.float64)
         reached = torch.cat([norm(spikes), norm(-spikes), norm(1e6 * randn(50, model.dim))]).norm(dim=-1).max()
         assert 0.8 * radius <= reached <= radius * (1 + 1e-6)
+
+
+def test_negative_gains_count_with_their_size() -> None:
+    model, x = loaded(build("gpt2")), 1e3 * torch.eye(12, dtype=torch.float64)
+    with torch.no_grad():
+        model.norm(1).weight[3] = -7.0
+        assert model.norm(1)(x).norm(dim=-1).max() > 0.9 * 7 * 12**0.5
+        assert model.norm(1)(x).norm(dim=-1).max() <= model.norm_radius(1)
+
+
+def test_an_image_has_as_many_tokens_as_the_model_has_positions() -> None:
+    model = loaded(build("vit"))
+    assert model.tokens(inputs("vit")[0], 0).shape[-2] == model.positions
 
 
 @pytest.mark.parametrize("layer", LAYERS)

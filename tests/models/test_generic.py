@@ -179,6 +179,38 @@ def test_a_layer_is_called_again_without_the_cache_that_it_filled(randn: Any) ->
                 assert torch.equal(model.function(layer, "block")(tokens), states[layer + 1])
 
 
+class MaskedAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return torch.softmax((x @ x.mT).masked_fill(mask, -1e30), dim=-1) @ self.read(x)
+
+
+class Padded(nn.Module):
+    """Hides the tokens whose first coordinate is zero, each sequence by its own mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([MaskedAttention()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks[0](x, (x[..., 0] == 0)[:, None].expand(-1, x.shape[1], -1))
+
+
+def test_a_layer_keeps_the_mask_of_the_last_sequence_and_takes_stacks_of_any_size(randn: Any) -> None:
+    model, stack = loaded(stirred(Padded())), randn(4, 5, 12)
+    for hidden in ([3, 4], [0], []):
+        padded = stack.clone()
+        padded[:, hidden, 0] = 0
+        x = model.tokens(padded, 0)
+        assert torch.equal(x, padded)
+        for part in (x, x[:2], x[0]):
+            expected = model.module(part.reshape(-1, 5, 12)).reshape(part.shape)
+            assert (model.function(0)(part) - expected).abs().max() < 1e-12
+
+
 @pytest.mark.parametrize(("part", "complaint"), [("norm+attention", "norm of ElectraLayer"), ("attention", "a norm inside")])
 def test_parts_that_cannot_be_told_apart_are_refused(part: Part, complaint: str) -> None:
     module = stirred(transformers.ElectraModel(transformers.ElectraConfig(**COMMON, embedding_size=12)))

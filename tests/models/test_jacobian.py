@@ -24,6 +24,16 @@ def test_the_constant_of_every_part_is_that_of_the_dense_jacobian(name: str, par
         assert float(found.lower[b]) == pytest.approx(truth, rel=1e-5 if KINDS[name].float32_inside else 1e-8)
 
 
+@pytest.mark.parametrize("part", ["norm+attention", "residual"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_short_tokens_meet_the_epsilon_of_the_norm(name: str, part: Part) -> None:
+    model = loaded(build(name))
+    x = 1e-3 * model.tokens(inputs(name)[0], 1, part)
+    dense = torch.func.jacrev(model.function(1, part))(x).detach().reshape(x.numel(), x.numel())
+    truth = float(torch.linalg.svdvals(dense)[0])
+    assert float(spectral_norm(part_jacobian(model, 1, part, x), tol=1e-11).lower) == pytest.approx(truth, rel=1e-5)
+
+
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
 def test_lower_bounds_in_float32_are_those_of_the_float64_map(name: str, part: Part) -> None:

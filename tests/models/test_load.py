@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import logging
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,6 +90,47 @@ def test_pickled_weights_are_not_opened(tmp_path: Path) -> None:
     torch.save(module.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"needs config\.json and model\.safetensors"):
         load(tmp_path)
+
+
+def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    (tmp_path / "own.py").write_text(
+        "import pathlib\nfrom transformers import PretrainedConfig, PreTrainedModel\n"
+        f"pathlib.Path({str(ran)!r}).touch()\n"
+        "class Config(PretrainedConfig):\n    model_type = 'own'\nclass Model(PreTrainedModel):\n    config_class = Config\n"
+    )
+    automatic = {"AutoConfig": "own.Config", "AutoModel": "own.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": automatic}))
+    save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="holds no model that can be read"):
+        load(tmp_path)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_the_messages_of_transformers_are_left_as_they_were(shown: bool, tmp_path: Path) -> None:
+    build("gpt2").save_pretrained(tmp_path)
+    settings, loggers = transformers.utils.logging, [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    before, levels = settings.is_progress_bar_enabled(), [logger.level for logger in loggers]
+    (settings.enable_progress_bar if shown else settings.disable_progress_bar)()
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.INFO)
+        load(tmp_path)
+        assert settings.is_progress_bar_enabled() is shown
+        assert [logger.level for logger in loggers] == [logging.INFO, logging.INFO]
+    finally:
+        (settings.enable_progress_bar if before else settings.disable_progress_bar)()
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def test_a_network_of_mixed_precision_becomes_one_of_a_single_dtype() -> None:
+    module = build("gpt2")
+    module.h[2].double()
+    model = loaded(module, torch.float32)
+    assert {p.dtype for p in model.module.parameters()} == {torch.float32}
+    assert {p.dtype for p in module.parameters()} == {torch.float32, torch.float64}
 
 
 def test_broken_weights_are_one_sentence(tmp_path: Path) -> None:

@@ -127,6 +127,18 @@ def test_the_global_bound_of_tied_l2_attention(n: int) -> None:
     assert causal == pytest.approx(2 * (math.sqrt(n) + 2 * math.sqrt(c2 * c * (n - 1)) + 2 * c))
 
 
+def test_the_local_bound_of_tied_l2_attention(randn) -> None:
+    """U = 1, scale beta: covariances and squared distances of the projected tokens, the coupling of the tokens themselves."""
+    query, beta, weights = randn(1, 3, 3), 0.7, torch.softmax(randn(5), 0)
+    attention, mu = L2(Heads(query, query, query, scale=beta)), Particles(randn(5, 3), weights)
+    z, p = mu.x @ query[0].mT, attention.coupling(mu.x, mu)[0]
+    deviation = z - (p @ z)[:, None]
+    spread = float(torch.linalg.matrix_norm(torch.einsum("ij,ijd,ije->ide", p, deviation, deviation), 2).max())
+    column, moved = (float((weights[:, None] * p * f).sum(0).div(weights).max()) for f in (1.0, (z[:, None] - z).square().sum(-1)))
+    expected = norm(query[0]) * (math.sqrt(column) + 2 * beta * math.sqrt(spread * moved) + 2 * beta * spread)
+    assert smoothness(attention, mu).named("L2-local").value == pytest.approx(expected, rel=1e-6)
+
+
 def test_queries_and_keys_with_other_biases_are_not_tied() -> None:
     """The tokens 0 and 2b with a query bias b read each other with weight 1/2 and stretch like b^2."""
     eye = torch.eye(1, dtype=torch.float64)[None]

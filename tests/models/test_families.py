@@ -157,6 +157,8 @@ def test_a_stack_is_a_loop(name: str) -> None:
     model, source = loaded(build(name)), inputs(name)
     x = model.tokens(source, 1, "block")
     assert x.shape == (3, 5, model.dim)
+    assert model.tokens(source[:1], 1, "block").shape == (1, 5, model.dim)
+    assert model.tokens(source[0], 1, "block").shape == (5, model.dim)
     assert (x - torch.stack([model.tokens(one, 1, "block") for one in source])).abs().max() < 1e-10
     function = model.function(1, "block")
     assert (function(x) - torch.stack([function(one) for one in x])).abs().max() < 1e-6

@@ -50,6 +50,21 @@ def test_no_norm_is_too_small_where_heads_cancel(excess: float, randn) -> None:
             assert (BlockNorms(attention, examples).blocks(reading) >= truth).all()
 
 
+@pytest.mark.parametrize("angle", [1e-3, 1e-5, 1e-7, 1e-9])
+def test_no_norm_is_too_small_where_queries_hardly_meet_keys(angle: float, randn) -> None:
+    """Queries along one direction, keys along the other: only the small turn between places makes them meet."""
+    for _ in range(5):
+        plane = torch.linalg.qr(randn(2, 2)).Q
+        query, key = (plane[:, [side]] @ randn(1, 3) for side in (0, 1))
+        turn = torch.tensor([angle], dtype=torch.float64)
+        reading = Reading.of(Softmax(Heads(query[None], key[None], randn(1, 3, 3), rotary=turn)), Particles(randn(6, 3)))
+        deviation = reading.x - (reading.coupling @ reading.x)[0][:, None]
+        for row, found in enumerate(reading.query_norms()[0]):
+            meet = reading.k[0] @ reading.query_turned(row)[0]
+            own = torch.einsum("j,jd,je->de", reading.coupling[0, row], deviation[row], meet)
+            assert found >= torch.linalg.matrix_norm(own, 2) * (1 - 1e-5)
+
+
 @pytest.mark.parametrize("shape", [(LARGE + 6, LARGE + 16), (LARGE + 16, LARGE + 6)])
 def test_norms_of_large_matrices_are_close_and_never_too_small(shape: tuple[int, int], randn) -> None:
     for matrix in (randn(*shape), randn(shape[0], 1) @ randn(1, shape[1])):

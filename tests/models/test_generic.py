@@ -188,12 +188,21 @@ class MaskedAttention(nn.Module):
         return torch.softmax((x @ x.mT).masked_fill(mask, -1e30), dim=-1) @ self.read(x)
 
 
+class MaskedBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = MaskedAttention()
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x + self.attention(x, mask)
+
+
 class Padded(nn.Module):
     """Hides the tokens whose first coordinate is zero, each sequence by its own mask."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([MaskedAttention()])
+        self.blocks = nn.ModuleList([MaskedBlock()])
 
     def forward(self, x: Tensor) -> Tensor:
         return self.blocks[0](x, (x[..., 0] == 0)[:, None].expand(-1, x.shape[1], -1))
@@ -204,11 +213,12 @@ def test_a_layer_keeps_the_mask_of_the_last_sequence_and_takes_stacks_of_any_siz
     for hidden in ([3, 4], [0], []):
         padded = stack.clone()
         padded[:, hidden, 0] = 0
-        x = model.tokens(padded, 0)
+        x = model.tokens(padded, 0, "block")
         assert torch.equal(x, padded)
-        for part in (x, x[:2], x[0]):
-            expected = model.module(part.reshape(-1, 5, 12)).reshape(part.shape)
-            assert (model.function(0)(part) - expected).abs().max() < 1e-12
+        for some in (x, x[:2], x[0]):
+            expected = model.module(some.reshape(-1, 5, 12)).reshape(some.shape)
+            assert (model.function(0, "block")(some) - expected).abs().max() < 1e-12
+            assert (some + model.function(0)(some) - expected).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize(("part", "complaint"), [("norm+attention", "norm of ElectraLayer"), ("attention", "a norm inside")])

@@ -10,7 +10,7 @@ from attnscope.attention.sinkhorn import NotConverged, Sinkhorn
 from attnscope.attention.softmax import Softmax
 from attnscope.certify import Certificate, certify
 from attnscope.flows import Ellipsoid, Sphere, Trajectory, flow, residual
-from attnscope.jacobian import LinearOperator, SpectralNorm, jacobian, singular_values, spectral_norm
+from attnscope.jacobian import LinearOperator, SingularValues, SpectralNorm, jacobian, singular_values, spectral_norm
 from attnscope.measures import Gaussian, Particles
 from attnscope.models import Model, ModelNotice, load
 from attnscope.transport import bures, conditional_wasserstein, wasserstein
@@ -36,6 +36,7 @@ __all__ = [
     "Sigmoid",
     "Sinkhorn",
     "Softmax",
+    "SingularValues",
     "SpectralNorm",
     "Sphere",
     "Trajectory",

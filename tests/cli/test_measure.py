@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from attnscope.bounds import Bound, Bounds
 from attnscope.cli import main
 from attnscope.cli.measure import numbers
 from attnscope.measure import Row
+from attnscope.models import ModelNotice, load
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
@@ -69,7 +73,8 @@ def test_a_whole_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     [
         (["--layers", "7"], "layers 0 to 1"),
         (["--lengths", "40"], "at most 32 tokens"),
-        (["--lengths", "x"], "start:stop:step"),
+        (["--lengths", "x"], "such as 2:100:2"),
+        (["--text", ""], "empty name"),
         (["--lengths", "5:5"], "holds no number"),
         (["--samples", "500"], "the text has"),
         (["--heads", "9"], "heads 0 to 1"),
@@ -99,6 +104,8 @@ def test_no_such_model(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     empty.mkdir()
     assert run("measure", empty, "--lengths", "4") == 2
     assert "config.json" in capsys.readouterr().err
+    assert run("measure", "") == 2
+    assert "empty" in capsys.readouterr().err
     blank = tmp_path / "blank.txt"
     blank.write_text(" \n")
     assert run("measure", "minilm", "--text", blank, "--lengths", "4") == 2
@@ -106,8 +113,6 @@ def test_no_such_model(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
 
 
 def test_ctrl_c_keeps_the_rows(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib
-
     command = importlib.import_module("attnscope.cli.measure")
     whole = command.sweep
 
@@ -124,14 +129,102 @@ def test_ctrl_c_keeps_the_rows(folder: Path, tmp_path: Path, capsys: pytest.Capt
 def test_a_stop_between_layers_shows_the_length_of_each(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import importlib
-
     command = importlib.import_module("attnscope.cli.measure")
     whole = command.sweep
     monkeypatch.setattr(command, "sweep", lambda plan: stop_after(whole(plan), 3))
     assert run("measure", folder, "--text", folder / "text.txt", "--lengths", "2:9:3", "--samples", 2, "--out", tmp_path / "out") == 130
     printed = capsys.readouterr().out
     assert [line.split()[:2] for line in printed.splitlines() if line.strip()[:1] in ("0", "1")] == [["0", "5"], ["1", "2"]]
+
+
+@pytest.fixture(scope="session")
+def unknown(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny GPT-NeoX, pre-norm and of no family that is known here, with the same tokenizer and text."""
+    place = tmp_path_factory.mktemp("unknown")
+    shutil.copytree(folder, place, dirs_exist_ok=True)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 30}
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        network = transformers.GPTNeoXModel(transformers.GPTNeoXConfig(**sizes, max_position_embeddings=32, initializer_range=0.5))
+        network.save_pretrained(place)
+    return place
+
+
+@pytest.mark.parametrize("part", ["attention", "block"])
+def test_an_unknown_architecture(unknown: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str) -> None:
+    """With the default options: all layers, each at what its own module receives, against the dense Jacobian there."""
+    out = tmp_path / "out"
+    command = ("measure", unknown, "--text", unknown / "text.txt", "--lengths", "3:6:2", "--samples", 2, "--out", out, "--part", part)
+    assert run(*command) == 0, capsys.readouterr().err
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Note: the architecture" in printed
+    assert "left out" in printed
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert {(row["layer"], row["n"], row["head"]) for row in rows} == {(layer, n, None) for layer in range(3) for n in (3, 5)}
+    with pytest.warns(ModelNotice):
+        model = load(str(unknown), dtype=torch.float64)
+    words = model.encode((unknown / "text.txt").read_text())
+    for row in rows:
+        ids = words[row["start"] : row["start"] + row["n"]]
+        read, x = model.tokens(ids, row["layer"]), model.tokens(ids, row["layer"], part)
+        size = x.numel()
+        dense = torch.autograd.functional.jacobian(model.function(row["layer"], part), x).reshape(size, size)
+        assert row["lower"] == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=5e-6)
+        assert row["radius"] == pytest.approx(float(read.norm() / row["n"] ** 0.5), rel=1e-5)
+    assert run(*command, "--overwrite", "--heads", "all") == 2
+
+
+def test_angles_that_depend_on_the_length(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A Llama with dynamic rotary angles: its heads hold no single set of them, so its own modules are differentiated."""
+    place = tmp_path / "llama"
+    shutil.copytree(folder, place)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 30}
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        config = transformers.LlamaConfig(**sizes, max_position_embeddings=32, initializer_range=0.5, rope_parameters=rope)
+        transformers.LlamaModel(config).save_pretrained(place)
+    out = tmp_path / "out"
+    assert run("measure", place, "--text", folder / "text.txt", "--lengths", "3,5", "--samples", 2, "--out", out) == 0, (
+        capsys.readouterr().err
+    )
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert len(rows) == 8
+    model = load(str(place))
+    ids = model.encode((folder / "text.txt").read_text())[:5]
+    x = model.tokens(ids, 1)
+    dense = torch.autograd.functional.jacobian(model.function(1), x).reshape(x.numel(), x.numel())
+    (row,) = [row for row in rows if (row["layer"], row["n"], row["sequence"]) == (1, 5, 0)]
+    assert row["lower"] == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=2e-5)
+
+
+def test_a_replaced_run_leaves_nothing_of_the_old_one(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ("measure", folder, "--text", folder / "text.txt", "--lengths", "2,5", "--samples", 1, "--out", out)
+    assert run(*command) == 0
+    assert (out / "bounds.json").exists()
+    assert run(*command, "--overwrite", "--no-bounds", "--heads", "none") == 0
+    assert not (out / "bounds.json").exists()
+    assert not (out / "heads-by-layers.png").exists()
+
+
+def test_an_infinite_bound_is_null_in_json(folder: Path) -> None:
+    made = importlib.import_module("attnscope.cli.measure")._bounds_record(
+        {3: Bounds([Bound(math.inf, "upper", "proved", "M1", "s", "a")])}
+    )
+    record = json.loads(made, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert (record[0]["layer"], record[0]["name"], record[0]["value"]) == (3, "M1", None)
+
+
+def test_the_table_fits_a_narrow_terminal(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    command = ("measure", folder, "--text", folder / "text.txt", "--lengths", "2:9:3", "--samples", 2, "--out", tmp_path / "out")
+    assert run(*command, "--certify", 1e-3, "--released-estimator") == 0
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    assert "sqrt(||J^T f(X)||)" in printed
 
 
 def test_a_model_whose_attention_is_zero(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

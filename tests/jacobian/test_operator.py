@@ -113,6 +113,31 @@ def test_functions_stacks_and_exact_forms(randn: Callable[..., Tensor]) -> None:
     assert low.exact().dtype == torch.float64
 
 
+def test_constant_and_scalar_functions(randn: Callable[..., Tensor]) -> None:
+    x = randn(5)
+    for constant in (lambda z: torch.ones(2, dtype=z.dtype), lambda z: 2 * z.detach()):
+        found = asc.spectral_norm(asc.jacobian(constant, x), failure_probability=1e-3)
+        assert (found.lower, found.upper) == (0.0, 0.0)
+    total = asc.spectral_norm(asc.jacobian(lambda z: (z**2).sum(), x))
+    assert total.lower == pytest.approx(float(2 * x.norm()), rel=1e-10)
+    assert total.left.shape == ()
+    assert asc.jacobian(lambda z: (z**2).sum(-1), randn(3, 5), stack=1).to_dense().shape == (3, 1, 5)
+
+
+def test_an_operator_may_hand_out_its_own_memory(randn: Callable[..., Tensor]) -> None:
+    """What a product returns belongs to the operator: the solver does not write into it."""
+    m, kept = randn(6, 6), torch.empty(6, dtype=torch.float64)
+
+    def product(matrix: Tensor, u: Tensor) -> Tensor:
+        kept.copy_(matrix @ u)
+        return kept
+
+    shape = (6,)
+    op = LinearOperator(lambda u: product(m, u), lambda u: m.mT @ u, shape, shape, m.dtype, m.device)
+    frozen = asc.spectral_norm(op, tol=1e-12)
+    assert frozen.lower == pytest.approx(float(torch.linalg.matrix_norm(m, 2)), rel=1e-9)
+
+
 def test_composition_residual_adjoint_scipy(randn: Callable[..., Tensor]) -> None:
     attention, mu = asc.Softmax(some_heads()), some_measure(weighted=False)
     norm = of_norm(mu.x, randn(4), 1e-5, centred=True)

@@ -117,21 +117,24 @@ def spectrum(kind: str, size: int) -> Tensor:
     return kinds[kind]
 
 
-@pytest.mark.parametrize("kind", ["gapless", "isolated", "double", "decaying"])
-@pytest.mark.parametrize("pairs", [2, 5, 12])
-def test_the_bracket_holds_as_often_as_it_says(kind: str, pairs: int) -> None:
-    """100 problems each, 1200 in all, every one at failure probability 5 %: at most 5 % misses, up to four standard deviations."""
-    runs, size = 100, 60
-    values = spectrum(kind, size)
-    misses = caught = 0
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("kind", "runs"), [("isolated", 1000), ("decaying", 200), ("gapless", 100), ("double", 100)])
+def test_the_bracket_holds_as_often_as_it_says(kind: str, runs: int) -> None:
+    """1400 problems, each at failure probability 5 %: a miss is a bound below the truth, or a start found out to be atypical.
+
+    At most 5 % of misses, up to four standard deviations. Where the top is isolated the bound is sharp and 5 % are attained, so that
+    an overlap taken 1.7 times too large, or three times too small, fails there.
+    """
+    values = spectrum(kind, 60)
+    misses = 0
     for seed in range(runs):
-        found = asc.spectral_norm(of_matrix(torch.diag(values)), tol=1e-12, failure_probability=0.05, seed=seed, max_pairs=pairs)
+        found = asc.spectral_norm(of_matrix(torch.diag(values)), tol=1e-12, failure_probability=0.05, seed=seed, max_pairs=5)
         assert found.lower <= values.max() * (1 + 1e-13)
-        misses += bool(not found.atypical and found.upper < values.max() * (1 - 1e-12))
-        caught += bool(found.atypical)
-    assert misses <= 0.05 * runs + 4 * math.sqrt(0.05 * 0.95 * runs)
+        misses += bool(found.atypical or found.upper < values.max() * (1 - 1e-12))
+    deviation = math.sqrt(0.05 * 0.95 * runs)
+    assert misses <= 0.05 * runs + 4 * deviation
     if kind == "isolated":
-        assert misses + caught > 0  # the bound is sharp here: starts with a smaller overlap miss or are caught, so this test can fail
+        assert misses >= 0.05 * runs - 4 * deviation
 
 
 def test_polynomials_are_those_of_lanczos(randn: Callable[..., Tensor]) -> None:
@@ -283,11 +286,38 @@ def test_several_values_with_multiplicity(copies: int) -> None:
     op = asc.jacobian(asc.Softmax(some_heads()), asc.Particles(mu.x.repeat(copies, 1)))
     truth = torch.linalg.svdvals(op.to_dense())[:6]
     found = asc.singular_values(op, 6, tol=1e-9)
-    torch.testing.assert_close(found, truth, rtol=1e-6, atol=1e-8)
-    assert (found <= truth * (1 + 1e-12)).all()
+    torch.testing.assert_close(found.values, truth, rtol=1e-6, atol=1e-8)
+    assert (found.values <= truth * (1 + 1e-12)).all()
+    assert found.converged
+    assert (found.residuals < 1e-3).all()
+    assert found.pairs >= 6
 
 
 def test_several_values_of_a_stack_and_of_the_identity(randn: Callable[..., Tensor]) -> None:
     m = randn(3, 6, 4)
-    torch.testing.assert_close(asc.singular_values(of_matrix(m), 2, tol=1e-10), torch.linalg.svdvals(m)[:, :2], rtol=1e-7, atol=0)
-    torch.testing.assert_close(asc.singular_values(of_matrix(torch.eye(5, dtype=torch.float64)), 5), torch.ones(5, dtype=torch.float64))
+    found = asc.singular_values(of_matrix(m), 2, tol=1e-10)
+    torch.testing.assert_close(found.values, torch.linalg.svdvals(m)[:, :2], rtol=1e-7, atol=0)
+    assert found.residuals.shape == (3, 2)
+    assert found.pairs.shape == (3,)
+    assert found.converged.all()
+    identity = asc.singular_values(of_matrix(torch.eye(5, dtype=torch.float64)), 5)
+    torch.testing.assert_close(identity.values, torch.ones(5, dtype=torch.float64))
+    assert identity.converged
+
+
+def test_several_values_cut_short_say_so() -> None:
+    """Residuals are those of the vectors found: at most the distance to a singular value, and far from zero here."""
+    values = torch.linspace(0.9, 1, 200, dtype=torch.float64)
+    found = asc.singular_values(of_matrix(torch.diag(values)), 3, max_pairs=4)
+    assert not found.converged
+    assert (found.values < 1).all()
+    nearest = (found.values[:, None] - values).abs().amin(1)
+    assert (nearest <= found.residuals * found.values[0] * (1 + 1e-9) + 1e-11).all()
+    assert (found.residuals > 1e-4).all()
+
+
+def test_the_residuals_of_several_values(randn: Callable[..., Tensor]) -> None:
+    """Against the definition with the dense matrix: some pair of unit vectors with J z = theta p has exactly this residual."""
+    m = randn(6, 4)
+    found = asc.singular_values(of_matrix(m), 4)
+    torch.testing.assert_close(found.residuals, torch.zeros(4, dtype=torch.float64), atol=1e-9, rtol=0)

@@ -44,5 +44,6 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(args=arguments)
     except (ValueError, OSError, ImportError) as mistake:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[red]attnscope:[/red] {escape(str(mistake))}")
+        console = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+        console.print(f"[red]attnscope:[/red] {escape(str(mistake))}")
         sys.exit(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 import warnings
@@ -22,6 +23,9 @@ from attnscope.measure.fit import Fit
 from attnscope.measure.store import Store, run_record
 from attnscope.measure.summary import LayerSummary, proved_bounds, summarise
 from attnscope.measure.sweep import Plan, Row, sweep
+
+LATE = ("bounds.json", "heads-by-layers.png")
+"""Files that not every run leaves."""
 
 
 def command(
@@ -63,6 +67,8 @@ def command(
     if not store.rows:
         raise KeyboardInterrupt
     write_atomically(folder / "run.json", run_record(options, time.monotonic() - begun, finished))
+    for name in LATE:
+        (folder / name).unlink(missing_ok=True)  # of a run that is being replaced
     if found:
         write_atomically(folder / "bounds.json", _bounds_record(found))
     _show(console, plan, store.rows, found, folder)
@@ -86,10 +92,12 @@ def _plan(console: Console, options: dict[str, Any]) -> Plan:
         text = read_text(options["text"])
         model = load(options["model"], device=options["device"], dtype=kinds[options["dtype"]])
         ids = model.encode(text)
-        coarse = options["part"] == "block" and model.dtype != torch.float64
+        coarse = (options["part"] == "block" or not model.rebuilt) and model.dtype != torch.float64
         double = load(options["model"], device=options["device"], dtype=torch.float64) if coarse else None
     for notice in {str(notice.message) for notice in notices}:
-        console.print(f"Note: {notice}", highlight=False)
+        console.print(f"Note: {notice}", markup=False, highlight=False, emoji=False)
+    if not model.rebuilt:
+        console.print("Single heads and proved bounds are left out: they need heads that can be rebuilt.")
     heads = options["heads"]
     return Plan(
         model=model,
@@ -144,26 +152,27 @@ def _measure(console: Console, plan: Plan, store: Store, found: dict[int, Bounds
 
 
 def _bounds_record(found: dict[int, Bounds]) -> str:
+    """Every bound; a value that is infinite in floating point is null, as JSON knows no infinity."""
     record = [{"layer": layer, **vars(bound)} for layer, bounds in found.items() for bound in bounds]
-    return json.dumps(record, indent=1) + "\n"
+    finite = [row | {"value": row["value"] if math.isfinite(row["value"]) else None} for row in record]
+    return json.dumps(finite, indent=1, allow_nan=False) + "\n"
 
 
 def _show(console: Console, plan: Plan, rows: list[Row], found: dict[int, Bounds], folder: Path) -> None:
     summaries = summarise(rows)
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        title=f"{Path(plan.model.name).name}: local Lipschitz constant of {plan.part}, {plan.samples} sequences per length",
-    )
+    sequences = f"{plan.samples} sequence{'s' * (plan.samples > 1)} per length"
+    title = f"{Path(plan.model.name).name}: local Lipschitz constant of {plan.part}, {sequences}"
+    table = Table(box=box.SIMPLE_HEAD, padding=0, title=title)
     for name in ("layer", "n", "sigma", "exponent in n", "R", "proved bound", "open"):
         table.add_column(name, justify="right", no_wrap=True)
     released, certified = any(line.released_fit for line in summaries), any(line.width is not None for line in summaries)
-    for name in ["bracket"] * certified + ["released exponent"] * released:
-        table.add_column(name, justify="right", no_wrap=True)
+    if certified:
+        table.add_column("bracket", justify="right", no_wrap=True)
     for line in summaries:
-        extra = [f"+{line.width:.0e}" if line.width is not None else ""] * certified + [_exponent(line.released_fit)] * released
-        table.add_row(*_cells(line, found.get(line.layer)), *extra)
+        table.add_row(*_cells(line, found.get(line.layer)), *[f"+{line.width:.0e}" if line.width is not None else ""] * certified)
     console.print(table)
+    if released:
+        _show_released(console, summaries)
     console.print(
         "sigma: a lower bound within the tolerance, median over the sequences; exponent: an estimate with its 95 % bootstrap "
         "interval; open: problems that did not converge." + " bracket: widest relative gap to the probable upper bound." * certified,
@@ -177,7 +186,15 @@ def _show(console: Console, plan: Plan, rows: list[Row], found: dict[int, Bounds
     except ImportError:
         pictures = []
         console.print('Figures need matplotlib: pip install "attnscope[plot]".', markup=False)
-    console.print(f"In {folder}: " + ", ".join(["results.jsonl", "results.csv", "run.json", *pictures]), highlight=False)
+    files = ["results.jsonl", "results.csv", "run.json", *["bounds.json"] * bool(found), *pictures]
+    console.print(f"In {folder}: " + ", ".join(files), markup=False, highlight=False, emoji=False)
+
+
+def _show_released(console: Console, summaries: list[LayerSummary]) -> None:
+    table = Table("layer", "exponent in n", box=box.SIMPLE_HEAD, padding=0, title="what the papers' scripts report: sqrt(||J^T f(X)||)")
+    for line in summaries:
+        table.add_row(str(line.layer), _exponent(line.released_fit))
+    console.print(table)
 
 
 def _cells(line: LayerSummary, bounds: Bounds | None) -> list[str]:

@@ -23,8 +23,10 @@ def text(source: str | Path) -> str:
     "python-docs" is the manual that ships with Python (its `pydoc` topics in alphabetical order), so it depends on the Python
     version; "alice" is Alice in Wonderland, downloaded once, checked by its hash and kept in a cache.
     """
-    if not isinstance(source, str | Path) or not str(source):
+    if not isinstance(source, str | Path):
         raise TypeError(f'text needs a file, "python-docs" or "alice", got {described(source)}.')
+    if not str(source).strip():
+        raise ValueError('text needs a file, "python-docs" or "alice", got an empty name.')
     if source == "python-docs":
         return _python_docs()
     return _read(_alice() if source == "alice" else Path(source))
@@ -39,7 +41,7 @@ def windows(ids: Int[Tensor, " total"], n: int, samples: int) -> Int[Tensor, "sa
         raise TypeError(f"ids must be whole numbers of shape (total,), got {described(ids)}.")
     if len(ids) < n * samples:
         raise ValueError(
-            f"{samples} sequences of {n} tokens need {n * samples} tokens, but the text has {len(ids)}: "
+            f"{samples} sequence{'s' * (samples > 1)} of {n} tokens need {n * samples} tokens, but the text has {len(ids)}: "
             "use a longer text, fewer samples or shorter sequences."
         )
     return ids[: n * samples].reshape(samples, n)

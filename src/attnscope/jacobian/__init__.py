@@ -9,12 +9,12 @@ from torch import Tensor
 from attnscope.attention import Attention
 from attnscope.jacobian.attention import of_attention
 from attnscope.jacobian.operator import LinearOperator, of_function
-from attnscope.jacobian.several import singular_values
+from attnscope.jacobian.several import SingularValues, singular_values
 from attnscope.jacobian.spectrum import SpectralNorm, spectral_norm
 from attnscope.measures import Particles
 from attnscope.validation import described
 
-__all__ = ["LinearOperator", "SpectralNorm", "jacobian", "singular_values", "spectral_norm"]
+__all__ = ["LinearOperator", "SingularValues", "SpectralNorm", "jacobian", "singular_values", "spectral_norm"]
 
 
 def jacobian(

@@ -154,12 +154,12 @@ class Lanczos:
         self.basis.append(self.v)
         r = self.op.mv(self.v.reshape(-1, *self.op.in_shape)).reshape(len(self.v), -1)
         if process.alpha.shape[1]:
-            r.addcmul_(self._column(process.beta[:, -1]), self.u, value=-1)
+            r = torch.addcmul(r, self._column(process.beta[:, -1]), self.u, value=-1)
         alpha = self._norms(r)
         stuck = active & (alpha <= self.rounding * math.sqrt(self.start.shape[1]) * self.scale)
         self.u = self._divided(r, alpha, active & ~stuck)
         w = self.op.rmv(self.u.reshape(-1, *self.op.out_shape)).reshape(len(self.v), -1)
-        w.addcmul_(self._column(alpha), self.v, value=-1)
+        w = torch.addcmul(w, self._column(alpha), self.v, value=-1)
         before = self._norms(w)
         beta = self._norms(self.basis.remove_from(w))
         if (beta < before / 2).any():

@@ -92,7 +92,7 @@ class LinearOperator:
         op, problems = self.whitened(), math.prod(self.stack)
 
         def on_vectors(product: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-            return lambda u: product(u.reshape(*op.stack, *shape)).reshape(problems, -1)
+            return lambda u: product(u.reshape((*op.stack, *shape))).reshape(problems, -1)
 
         return op._derived(
             LinearOperator.flat,

@@ -75,8 +75,8 @@ def spectral_norm(
         pairs=shaped(found.pairs),
         converged=shaped(found.converged),
         atypical=shaped(found.atypical),
-        left=left.reshape(*stack, *op.out_shape) / root,
-        right=right.reshape(*stack, *op.in_shape) / root,
+        left=left.reshape((*stack, *op.out_shape)) / root,
+        right=right.reshape((*stack, *op.in_shape)) / root,
     )
 
 

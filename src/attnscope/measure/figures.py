@@ -98,7 +98,7 @@ def _heat_map(figure: Any, rows: Sequence[Row]) -> None:
         for j, layer in enumerate(layers):
             found = [row.lower for row in single if (row.head, row.layer, row.n) == (head, layer, longest)]
             table[i, j] = np.median(found) if found else np.nan
-    figure.set_size_inches(2.4 + 0.55 * len(layers), 1.6 + 0.32 * len(heads))
+    figure.set_size_inches(max(4.8, 2.4 + 0.55 * len(layers)), 1.6 + 0.32 * len(heads))
     panel = figure.subplots()
     image = panel.imshow(table, cmap=MAP, aspect="auto")
     panel.set_xticks(range(len(layers)), layers)

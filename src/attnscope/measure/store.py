@@ -8,11 +8,11 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-
-import torch
 
 from attnscope.files import write_atomically
 
@@ -62,13 +62,14 @@ def as_csv(rows: Sequence[Any]) -> str:
 
 
 def run_record(options: Mapping[str, Any], seconds: float, finished: bool) -> str:
-    """What a reader needs to run it again: versions, options, seconds."""
+    """What a reader needs to run it again: versions, options (the seed among them), seconds."""
     from attnscope import __version__
 
+    packages = ("torch", "numpy", "transformers")
     record = {
         "attnscope": __version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        **{name: version(name) for name in packages if find_spec(name) is not None},
         "options": dict(options),
         "seconds": round(seconds, 3),
         "finished": finished,

@@ -12,9 +12,8 @@ from torch import Tensor
 from attnscope.bounds import Bounds, smoothness
 from attnscope.data.texts import windows
 from attnscope.measure.fit import Fit, growth
-from attnscope.measure.sweep import Plan, Row, attention_input, streams
+from attnscope.measure.sweep import Plan, Row
 from attnscope.measures import Particles
-from attnscope.models.generic import Generic
 
 
 @dataclass(frozen=True)
@@ -66,13 +65,12 @@ def summarise(rows: Sequence[Row]) -> list[LayerSummary]:
 def proved_bounds(plan: Plan) -> Iterator[tuple[int, Bounds]]:
     """Every proved bound on the measured part of each layer, at the first sequence of the longest length.
 
-    Nothing for whole blocks and for networks of unknown structure: no theorem covers them.
+    Nothing for whole blocks and for networks whose heads could not be rebuilt: no theorem covers them.
     """
-    if plan.part == "block" or isinstance(plan.model, Generic):
+    if plan.part == "block" or not plan.model.rebuilt:
         return
     ids = windows(plan.ids, max(plan.lengths), plan.samples)[:1]
-    for layer, x in streams(plan.model, ids, plan.layers):
-        read = attention_input(plan.model, layer, x)
+    for layer, x, read in plan.model.points(ids, plan.layers):
         found = smoothness(plan.model.attention(layer), Particles(read[0]))
         yield layer, found if plan.part == "attention" else _through_norm(plan, layer, x[0], found)
 

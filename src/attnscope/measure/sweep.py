@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from attnscope.attention.softmax import Softmax
@@ -82,10 +82,13 @@ class Plan:
             raise ValueError(f"{self.model.name} has heads 0 to {self.model.heads - 1}, got {wrong[0]}.")
         if self.part != "attention" and self.heads not in ("none", "longest"):
             raise ValueError(f"single heads are measured for the part attention only, got part {self.part}. Leave --heads out.")
+        if not self.model.rebuilt and self.heads not in ("none", "longest"):
+            raise ValueError(f"the heads of {self.model.name} cannot be rebuilt, so they cannot be measured alone. Leave --heads out.")
 
     def heads_at(self, n: int) -> list[int | None]:
         """The whole layer first, then the heads that are measured at this length."""
-        if self.part != "attention" or self.heads == "none" or (self.heads == "longest" and n != max(self.lengths)):
+        absent = self.part != "attention" or not self.model.rebuilt or self.heads == "none"
+        if absent or (self.heads == "longest" and n != max(self.lengths)):
             return [None]
         every = range(self.model.heads) if isinstance(self.heads, str) else self.heads
         return [None, *every]
@@ -104,30 +107,13 @@ def sweep(plan: Plan) -> Iterator[list[Row]]:
     share = None if plan.failure_probability is None else plan.failure_probability / plan.calls
     for n in plan.lengths:
         ids = windows(plan.ids, n, plan.samples)
-        for layer, x in streams(plan.model, ids, plan.layers):
-            attended = attention_input(plan.model, layer, x)
-            point = attended if plan.part == "attention" else x
+        for layer, stream, attended in plan.model.points(ids, plan.layers):
+            point = attended if plan.part == "attention" else stream
+            if plan.double is not None:
+                plan.double.tokens(ids[:1], layer, plan.part)  # a network of unknown structure learns its mask by running
             for head in plan.heads_at(n):
                 op, value = _problem(plan, layer, head, point)
                 yield _measured(plan, op, value, layer, head, n, attended, share)
-
-
-def streams(model: Model, ids: Int[Tensor, "samples n"], layers: Sequence[int]) -> Iterator[tuple[int, Float[Tensor, "samples n d"]]]:
-    """The residual stream at each layer asked for, by running the model once through its own blocks."""
-    wanted = sorted(set(layers))
-    x = model.tokens(ids, wanted[0], "residual")
-    for layer in range(wanted[0], wanted[-1] + 1):
-        if layer in wanted:
-            yield layer, x
-        if layer < wanted[-1]:
-            with torch.no_grad():
-                x = model.function(layer, "block")(x)
-
-
-def attention_input(model: Model, layer: int, x: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack n d"]:
-    """The tokens that the attention of a layer reads, from the residual stream."""
-    with torch.no_grad():
-        return model.norm(layer)(x) if model.pre_norm else x
 
 
 def _problem(plan: Plan, layer: int, head: int | None, x: Tensor) -> tuple[LinearOperator, Tensor | None]:

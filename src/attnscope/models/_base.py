@@ -120,6 +120,11 @@ class Model(ABC):
         kind = "causal" if self.causal else "bidirectional"
         return f"{type(self).__name__}({self.name!r}, {self.layers} layers, {self.heads} heads, dim {self.dim}, {kind}, {self.dtype})"
 
+    @property
+    def rebuilt(self) -> bool:
+        """Whether `attention(layer)` exists. Elsewhere the model's own modules are differentiated, without single heads or bounds."""
+        return True
+
     def attention(self, layer: int) -> Softmax:
         """The attention of this layer as a map between measures, to be used at `tokens(..., layer)`."""
         self._check_layer(layer)
@@ -152,6 +157,21 @@ class Model(ABC):
             x = self._hidden(inputs, layer, part)
         return x if stacked else x[0]
 
+    def points(
+        self, ids: Int[Tensor, "samples n"], layers: Sequence[int]
+    ) -> Iterator[tuple[int, Float[Tensor, "samples n d"], Float[Tensor, "samples n d"]]]:
+        """Each of these layers with the residual stream there and what its attention reads, in one pass through the blocks."""
+        wanted = sorted(set(layers))
+        x = self.tokens(ids, wanted[0], "block")
+        for layer in range(wanted[0], wanted[-1] + 1):
+            if layer in wanted:
+                with torch.no_grad():
+                    read = self.norm(layer)(x) if self.pre_norm else x
+                yield layer, x, read
+            if layer < wanted[-1]:
+                with torch.no_grad():
+                    x = self.function(layer, "block")(x)
+
     def perturb(
         self, layer: int, source: str | Tensor, eps: float | Sequence[float] | None = None, part: Part = "attention"
     ) -> Perturbation:
@@ -168,6 +188,8 @@ class Model(ABC):
         """The token ids of a text, tokenised once without special tokens."""
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"the text must be a string with words in it, got {described(text)}.")
+        if getattr(self.module, "main_input_name", "") == "pixel_values":
+            raise ValueError(f"{self.name} reads images, not texts: pass a tensor of pixels to model.tokens.")
         if self._encoder is None:
             raise ValueError(f"{self.name} came without a tokenizer: pass a tensor of token ids instead of a text.")
         ids = torch.tensor(list(self._encoder(text)), dtype=torch.long, device=self.device)

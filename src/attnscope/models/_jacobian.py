@@ -14,17 +14,16 @@ from attnscope.jacobian import LinearOperator, jacobian
 from attnscope.jacobian.norms import of_norm
 from attnscope.measures import Particles
 from attnscope.models._base import Model, Part
-from attnscope.models.generic import Generic
 
 
 def part_jacobian(model: Model, layer: int, part: Part, x: Float[Tensor, "*stack n d"], double: Model | None = None) -> LinearOperator:
     """The derivative of `model.function(layer, part)` at tokens x; leading axes are a stack of sequences.
 
-    Attention and norms are differentiated in closed form. Whole blocks and networks of unknown structure go through autograd; `double`,
-    the same model in float64, then serves the last product of a lower bound.
+    Attention and norms are differentiated in closed form. Whole blocks and networks whose heads are not rebuilt go through autograd;
+    `double`, the same model in float64, then serves the last product of a lower bound.
     """
     stack = x.ndim - 2
-    if isinstance(model, Generic) or part == "block":
+    if not model.rebuilt or part == "block":
         exact = None if double is None else double.function(layer, part)
         return jacobian(model.function(layer, part), x, stack, double=exact)
     attention = model.attention(layer)

@@ -35,8 +35,10 @@ def load(source: str | Path | nn.Module, device: torch.device | str | None = Non
     _check_kind(device, dtype)
     if isinstance(source, nn.Module):
         module, name, encoder = source, type(source).__name__, None
-    elif isinstance(source, str | Path) and str(source).strip():
+    elif isinstance(source, str | Path):
         name = str(source)
+        if not name.strip():
+            raise ValueError('load needs a name such as "minilm" or a path, got an empty one.')
         module, encoder = _named(name, dtype or torch.float32)
     else:
         raise TypeError(f'load needs a name such as "minilm", a path or an nn.Module, got {described(source)}.')
@@ -88,7 +90,7 @@ def _pretrained(place: str, name: str, dtype: torch.dtype, local: bool) -> tuple
 
 
 def _not_found(name: str, local: bool, error: Exception) -> str:
-    cause = str(error).strip().splitlines()[0].rstrip(".")
+    cause = str(error).strip().splitlines()[0].split(" For details")[0].rstrip(".")
     if local:
         return f"the directory {name!r} holds no model that can be read (it needs config.json and model.safetensors): {cause}."
     return (

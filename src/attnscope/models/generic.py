@@ -9,11 +9,11 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnscope.attention import Heads
@@ -68,6 +68,22 @@ class Generic(Model):
         if self._calls:
             return next(iter(self._calls.values())).hidden.shape[-1]
         return self._number("hidden_size", "embed_dim", "d_model", "n_embd")
+
+    @property
+    def rebuilt(self) -> bool:
+        return False
+
+    def points(
+        self, ids: Int[Tensor, "samples n"], layers: Sequence[int]
+    ) -> Iterator[tuple[int, Float[Tensor, "samples n d"], Float[Tensor, "samples n d"]]]:
+        """Caught layer by layer; where the attention cannot be told apart, the stream stands for what it reads."""
+        for layer in sorted(set(layers)):
+            stream = self.tokens(ids, layer, "block")
+            try:
+                read = self.tokens(ids, layer, "attention")
+            except ValueError:
+                read = stream
+            yield layer, stream, read
 
     def norm(self, layer: int) -> nn.Module:
         block = self._blocks[layer]

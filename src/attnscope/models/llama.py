@@ -39,6 +39,11 @@ class Llama(Model):
         longest = int(self.config.max_position_embeddings)
         return longest if window is None else min(longest, int(window))
 
+    @property
+    def rebuilt(self) -> bool:
+        """Not where the rotary angles depend on the length of the sequence: heads hold one set of them."""
+        return self.module.rotary_emb.rope_type not in ("dynamic", "longrope")
+
     def norm(self, layer: int) -> nn.Module:
         return self.blocks[layer].input_layernorm
 
@@ -47,7 +52,7 @@ class Llama(Model):
 
     def layer_heads(self, layer: int) -> Heads:
         attention, rope = self.blocks[layer].self_attn, self.module.rotary_emb
-        if rope.rope_type in ("dynamic", "longrope"):
+        if not self.rebuilt:
             raise ValueError(
                 f"the rotary angles of {self.name} depend on the length of the sequence (rope type {rope.rope_type!r}), which heads "
                 "cannot say. Use model.function(layer, part) instead."

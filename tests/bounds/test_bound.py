@@ -147,12 +147,12 @@ def test_the_large_radius_limit_with_rotary_heads_and_biases(extra: str, randn) 
 
 
 def test_the_large_radius_limit_divides_by_the_weight_of_the_token_that_is_read() -> None:
-    """Two tokens on an axis each: half the mass reads a token of mass 0.4, a tenth reads one of mass 0.01."""
+    """Two tokens on an axis each: most of the mass reads a token of mass 0.5, the rest reads one of mass 0.01."""
     x = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 2.0], [0.0, 1.0]], dtype=torch.float64)
-    mu = Particles(x, torch.tensor([0.4, 0.1, 0.01, 0.49], dtype=torch.float64))
+    mu = Particles(x, torch.tensor([0.5, 0.2, 0.01, 0.29], dtype=torch.float64))
     attention = single(torch.eye(2, dtype=torch.float64))
     limit = large_radius_limit(attention, mu)
-    assert limit.value == pytest.approx(math.sqrt(0.5 / 0.01))
+    assert limit.value == pytest.approx(math.sqrt(0.3 / 0.01))
     assert float(local_constant(attention, mu.at(5 * x))) == pytest.approx(limit.value, rel=1e-6)
     assert limit.most_read == 2
 

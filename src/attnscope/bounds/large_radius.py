@@ -24,7 +24,7 @@ class Limit:
     value: float
     gap: float
     most_read: int
-    """The token that most of the mass reads."""
+    """The token that the most mass reads, relative to its own."""
 
     def __str__(self) -> str:
         return f"limit for large radius: {self.value:.6g} (a limit, no bound at this radius; error of order R^2 exp(-{self.gap:.3g} R^2))"

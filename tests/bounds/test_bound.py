@@ -159,7 +159,7 @@ def test_the_large_radius_limit_divides_by_the_weight_of_the_token_that_is_read(
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_tokens_without_mass_are_not_read_in_the_large_radius_limit(causal: bool, randn) -> None:
-    attention, x = single(torch.eye(2, dtype=torch.float64), causal=causal), randn(4, 2)
+    attention, x = single(torch.eye(2, dtype=torch.float64), causal=causal), randn(4, 2).abs()
     alone = large_radius_limit(attention, Particles(x))
     beside = torch.cat([x[:1], 10 * x.sum(0, keepdim=True), x[1:]])
     found = large_radius_limit(attention, Particles(beside, torch.tensor([0.25, 0.0, 0.25, 0.25, 0.25], dtype=torch.float64)))

@@ -114,7 +114,7 @@ def test_every_construction_says_what_the_rare_token_does_at_the_tokens_that_it_
         constructions.opposite(attention, 5, 1.1),
         constructions.oblique(attention, 5, 1.1),
         constructions.two_clusters(attention, 5, randn(2).to(dtype), randn(2).to(dtype)),
-        constructions.unbalanced(attention, 1.1, 0.7),
+        *(constructions.unbalanced(attention, 1.1, t) for t in (0.01, 0.7, 50.0)),
     ):
         exact = gain(attention, mu, 1)
         assert exact * (1 - 1e-8) <= bound.value < exact * (1 - 1e-10), bound

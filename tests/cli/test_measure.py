@@ -158,7 +158,7 @@ def test_an_unknown_architecture(unknown: Path, tmp_path: Path, capsys: pytest.C
     assert run(*command) == 0, capsys.readouterr().err
     printed = " ".join(capsys.readouterr().out.split())
     assert "Note: the architecture" in printed
-    assert "left out" in printed
+    assert "without heads or bounds" in printed
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     assert {(row["layer"], row["n"], row["head"]) for row in rows} == {(layer, n, None) for layer in range(3) for n in (3, 5)}
     with pytest.warns(ModelNotice):
@@ -188,6 +188,7 @@ def test_angles_that_depend_on_the_length(folder: Path, tmp_path: Path, capsys: 
     assert run("measure", place, "--text", folder / "text.txt", "--lengths", "3,5", "--samples", 2, "--out", out) == 0, (
         capsys.readouterr().err
     )
+    assert "left out" in capsys.readouterr().out
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     assert len(rows) == 8
     model = load(str(place))

@@ -96,8 +96,8 @@ def _plan(console: Console, options: dict[str, Any]) -> Plan:
         double = load(options["model"], device=options["device"], dtype=torch.float64) if coarse else None
     for notice in {str(notice.message) for notice in notices}:
         console.print(f"Note: {notice}", markup=False, highlight=False, emoji=False)
-    if not model.rebuilt:
-        console.print("Single heads and proved bounds are left out: they need heads that can be rebuilt.")
+    if not model.rebuilt and not notices:
+        console.print("Note: the heads of this model cannot be rebuilt, so single heads and proved bounds are left out.")
     heads = options["heads"]
     return Plan(
         model=model,
@@ -161,8 +161,9 @@ def _bounds_record(found: dict[int, Bounds]) -> str:
 def _show(console: Console, plan: Plan, rows: list[Row], found: dict[int, Bounds], folder: Path) -> None:
     summaries = summarise(rows)
     sequences = f"{plan.samples} sequence{'s' * (plan.samples > 1)} per length"
-    title = f"{Path(plan.model.name).name}: local Lipschitz constant of {plan.part}, {sequences}"
-    table = Table(box=box.SIMPLE_HEAD, padding=0, title=title)
+    name = Path(plan.model.name).name
+    console.print(f"{name}: local Lipschitz constant of {plan.part}, {sequences}", markup=False, highlight=False, emoji=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=0)
     for name in ("layer", "n", "sigma", "exponent in n", "R", "proved bound", "open"):
         table.add_column(name, justify="right", no_wrap=True)
     released, certified = any(line.released_fit for line in summaries), any(line.width is not None for line in summaries)
@@ -191,7 +192,8 @@ def _show(console: Console, plan: Plan, rows: list[Row], found: dict[int, Bounds
 
 
 def _show_released(console: Console, summaries: list[LayerSummary]) -> None:
-    table = Table("layer", "exponent in n", box=box.SIMPLE_HEAD, padding=0, title="what the papers' scripts report: sqrt(||J^T f(X)||)")
+    console.print("The quantity of the papers' scripts, sqrt(||J^T f(X)||):", markup=False, highlight=False)
+    table = Table("layer", "exponent in n", box=box.SIMPLE_HEAD, padding=0)
     for line in summaries:
         table.add_row(str(line.layer), _exponent(line.released_fit))
     console.print(table)

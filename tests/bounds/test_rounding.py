@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from bound_cases import jacobian, local_constant
@@ -70,3 +71,19 @@ def test_norms_of_large_matrices_are_close_and_never_too_small(shape: tuple[int,
     for matrix in (randn(*shape), randn(shape[0], 1) @ randn(1, shape[1])):
         truth = float(torch.linalg.matrix_norm(matrix, 2))
         assert truth <= float(spectral(matrix)) <= truth * (1 + 1e-7)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4, 1e7])
+def test_the_allowance_covers_the_rounding_of_large_scores(size: float) -> None:
+    """The coupling against the same in extended precision: it errs relatively by what its scores err absolutely."""
+    generator = torch.Generator().manual_seed(5)
+    a, x = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((3, 3), (1, 3)))
+    tokens = x + torch.randn(6, 3, generator=generator, dtype=torch.float64) / size
+    attention = Softmax(Heads.from_matrices(size * a, torch.eye(3, dtype=torch.float64)))
+    reading = Reading.of(attention, Particles(tokens))
+    exact = tokens.numpy().astype(np.longdouble)
+    scores = exact @ (size * a).numpy().astype(np.longdouble).T @ exact.T
+    odds = np.exp(scores - scores.max(axis=1, keepdims=True))
+    wrong = float(np.abs(reading.coupling[0].numpy() / (odds / odds.sum(axis=1, keepdims=True)) - 1).max())
+    assert wrong <= reading.allowance + 1e-14
+    assert reading.allowance <= 1e-10 or size > 1e3

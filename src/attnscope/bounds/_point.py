@@ -16,6 +16,7 @@ from torch import Tensor
 from attnscope.attention import Heads
 from attnscope.attention._normalised import Normalised
 from attnscope.attention.l2 import L2
+from attnscope.bounds._bound import Bound
 from attnscope.bounds._norms import SLACK, largest_eigenvalue, spectral_of_product
 from attnscope.measures import Particles
 
@@ -64,6 +65,16 @@ class Reading:
     def scale(self) -> float:
         """The factor of <q, k> in the scores."""
         return (2 if self.distance else 1) * self.heads.scale
+
+    @property
+    def allowance(self) -> float:
+        """For the rounding of the scores: what they err by, absolutely, is the relative error of the coupling."""
+        largest = [torch.linalg.vector_norm(part, dim=-1).amax(-1) for part in (self.q, self.k)]
+        return float(64 * torch.finfo(self.q.dtype).eps * self.scale * (largest[0] + largest[1]).square().max())
+
+    def bound(self, value: float, name: str, source: str) -> Bound:
+        """A proved upper bound at this input, the scores' rounding included."""
+        return Bound(value * (1 + self.allowance), "upper", "proved", name, source, "at this input")
 
     @property
     def pairwise(self) -> bool:

@@ -72,9 +72,7 @@ class BlockNorms:
             raise ValueError("blocks was built for other heads than these. Build it with BlockNorms(attention, examples).")
 
     def bound(self, reading: Reading) -> Bound:
-        return Bound(
-            perron(weighted(reading, self.blocks(reading))), "upper", "proved", "B1-S", "block norms from small factors", "at this input"
-        )
+        return reading.bound(perron(weighted(reading, self.blocks(reading))), "B1-S", "block norms from small factors")
 
     def blocks(self, reading: Reading) -> Float[Tensor, "n n"]:
         r"""Upper bounds on all $\|J_{ij}\|$."""

@@ -18,8 +18,6 @@ from attnscope.bounds._norms import largest_eigenvalue
 from attnscope.bounds._point import Reading
 from attnscope.bounds._tied import is_tied, reads, tied_combine
 
-HERE = "at this input"
-
 
 def point_bounds(attention: Normalised, reading: Reading) -> list[Bound]:
     """U1'' and its form by columns; the local form of tied L2 attention."""
@@ -31,8 +29,8 @@ def point_bounds(attention: Normalised, reading: Reading) -> list[Bound]:
     columns = c.sqrt() + reading.column_sums(spread * kappa**2).sqrt() + query
     masked = ", causal mask (K1)" if attention.causal else ""
     found = [
-        Bound(layer.combine(joint), "upper", "proved", "U1''", f"after castin24, Thm 3.3{masked}", HERE),
-        Bound(layer.combine(columns), "upper", "proved", "U1''-columns", f"after castin24, Thm 3.3{masked}", HERE),
+        reading.bound(layer.combine(joint), "U1''", f"after castin24, Thm 3.3{masked}"),
+        reading.bound(layer.combine(columns), "U1''-columns", f"after castin24, Thm 3.3{masked}"),
     ]
     if isinstance(attention, L2) and is_tied(reading.heads) and reads(reading.heads) is not None:
         found.append(_tied_local(reading))
@@ -48,4 +46,4 @@ def _tied_local(reading: Reading) -> Bound:
         centred = (z - (p[:, row, None] @ z)) * p[:, row, :, None].sqrt()
         spread = torch.maximum(spread, largest_eigenvalue(centred.mT @ centred))
     single = reading.column_sums().sqrt() + 2 * beta * (spread * reading.column_sums(distance)).sqrt() + 2 * beta * spread
-    return Bound(tied_combine(reading.heads, single), "upper", "proved", "L2-local", "after kim21", HERE)
+    return reading.bound(tied_combine(reading.heads, single), "L2-local", "after kim21")

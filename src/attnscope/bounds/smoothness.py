@@ -54,12 +54,10 @@ def _block_bound(attention: Normalised, mu: Particles, reading: Reading, blocks:
         blocks.check_fits(attention)
         return blocks.bound(reading)
     if reading.n**2 * reading.heads.dim**3 <= EXACT_WORK:
-        return Bound(perron(exact_blocks(reading)), "upper", "proved", "B1", "norms of the blocks of the Jacobian", "at this input")
+        return reading.bound(perron(exact_blocks(reading)), "B1", "norms of the blocks of the Jacobian")
     if isinstance(attention, Softmax) and serves(attention) and (blocks or mu.n <= MOST_TOKENS):
         return BlockNorms(attention, [mu]).bound(reading)
-    return Bound(
-        perron(triangle_blocks(reading)), "upper", "proved", "B1-T", "block norms, triangle inequality over heads", "at this input"
-    )
+    return reading.bound(perron(triangle_blocks(reading)), "B1-T", "block norms, triangle inequality over heads")
 
 
 def check_measure(attention: Attention, mu: Particles) -> None:

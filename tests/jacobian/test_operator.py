@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 import attnscope as asc
 from attnscope.jacobian.norms import of_norm
@@ -122,6 +124,38 @@ def test_constant_and_scalar_functions(randn: Callable[..., Tensor]) -> None:
     assert total.lower == pytest.approx(float(2 * x.norm()), rel=1e-10)
     assert total.left.shape == ()
     assert asc.jacobian(lambda z: (z**2).sum(-1), randn(3, 5), stack=1).to_dense().shape == (3, 1, 5)
+
+
+def test_a_function_whose_backward_pass_has_no_derivative(randn: Callable[..., Tensor]) -> None:
+    """Forward mode takes over."""
+
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(x: Tensor) -> Tensor:
+            return x**3
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+            ctx.save_for_backward(*inputs)
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return 3 * ctx.saved_tensors[0] ** 2 * grad
+
+        @staticmethod
+        def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+            return 3 * ctx.saved_tensors[0] ** 2 * tangent
+
+    x = randn(4)
+    op = asc.jacobian(Cube.apply, x)
+    torch.testing.assert_close(op.to_dense(), torch.diag(3 * x**2))
+    torch.testing.assert_close(op.adjoint().to_dense(), torch.diag(3 * x**2))
+    assert asc.spectral_norm(asc.jacobian(Cube.apply, randn(2, 3, 4), stack=2)).lower.shape == (2, 3)
+    del Cube.jvp
+    with pytest.raises(ValueError, match="cannot be differentiated both ways"):
+        asc.jacobian(Cube.apply, x)
 
 
 def test_an_operator_may_hand_out_its_own_memory(randn: Callable[..., Tensor]) -> None:

@@ -19,6 +19,8 @@ from torch import Tensor
 from attnscope.validation import check_same_kind, check_shape, check_tensor
 
 MOST_DENSE_ENTRIES = 2**27
+AGREEMENT = 1e-3
+"""How far products with a Jacobian and with its adjoint may differ: models that round inside to float32 stay far below."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,38 +144,57 @@ def of_function(
 ) -> LinearOperator:
     """The Jacobian of `function` at x; the first `stack` axes of x hold independent problems.
 
-    The function's graph is kept: `rmv` is a backward pass and `mv` the derivative of that pass in its cotangent. `double` is the same
-    function on float64 tensors, for exact lower bounds of a function in lower precision.
+    `rmv` is a backward pass through the graph that is kept, and `mv` the derivative of that pass in its cotangent, or `torch.func.jvp`
+    where that is not the adjoint of `rmv` (a backward pass may forget its own derivative). `double` is the same function on float64
+    tensors, for exact lower bounds of a function in lower precision.
     """
     check_tensor("x", x, "...")
     if isinstance(stack, bool) or not isinstance(stack, int) or not 0 <= stack < max(x.ndim, 1):
         raise ValueError(f"stack must be a number of leading axes of x, fewer than its {x.ndim}, got {stack!r}.")
+    with torch.no_grad():
+        value, again = function(x), function(x)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"the function must return one tensor, got {type(value).__name__}. Wrap it to pick the tensor you mean.")
+    check_tensor("the function's value", value, "...")
+    if not torch.equal(value, again):
+        raise ValueError("the function answers differently when called twice. Is dropout left on? Call model.eval() first.")
+    check_same_kind("the function's value", value, "x", x)
+    check_shape("the function's value", value, (*x.shape[:stack], *value.shape[stack:]), "the stack of x first")
+    causes = []
+    for forward_mode in (False, True):
+        try:
+            op = _differentiated(function, x, stack, double, forward_mode)
+            if _is_adjoint(op):
+                return op
+        except (NotImplementedError, RuntimeError) as failure:
+            causes.append(failure)
+            if "scaled_dot_product" in str(failure):
+                raise ValueError(
+                    "the function has no forward derivative: it calls a fused attention kernel. Load the model with "
+                    'attn_implementation="eager", or write the attention with plain matrix products.'
+                ) from failure
+    why = f" ({str(causes[-1]).splitlines()[0]})" if causes else ": its products with J and with its adjoint disagree"
+    raise ValueError(f"the function cannot be differentiated both ways{why}. Write it with PyTorch operations that have derivatives.")
+
+
+def _differentiated(
+    function: Callable[[Tensor], Tensor], x: Tensor, stack: int, double: Callable[[Tensor], Tensor] | None, forward_mode: bool
+) -> LinearOperator:
+    """The operator, nothing checked."""
     at = x.detach().requires_grad_()
     with torch.enable_grad():
-        value = function(at)
-        if not isinstance(value, Tensor):
-            raise TypeError(f"the function must return one tensor, got {type(value).__name__}. Wrap it to pick the tensor you mean.")
-        check_tensor("the function's value", value, "...")
-        if not torch.equal(value, function(at)):
-            raise ValueError("the function answers differently when called twice. Is dropout left on? Call model.eval() first.")
-        check_same_kind("the function's value", value, "x", x)
-        check_shape("the function's value", value, (*x.shape[:stack], *value.shape[stack:]), "the stack of x first")
-        value = value + 0 * at.sum()  # a constant map has a Jacobian too
+        value = function(at) + 0 * at.sum()  # a constant map has a Jacobian too
         probe = torch.zeros_like(value).requires_grad_()
         (pulled,) = torch.autograd.grad(value, at, probe, create_graph=True)
 
     def mv(u: Tensor) -> Tensor:
+        if forward_mode:
+            return torch.func.jvp(function, (x,), (u,))[1]
         return torch.autograd.grad(pulled, probe, u, retain_graph=True)[0]
 
-    try:
-        mv(torch.zeros_like(x))
-    except (NotImplementedError, RuntimeError) as failure:
-        if "scaled_dot_product" not in str(failure):
-            raise
-        raise ValueError(
-            "the function has no forward derivative: it calls a fused attention kernel. Load the model with "
-            'attn_implementation="eager", or write the attention with plain matrix products.'
-        ) from failure
+    def restrict(index: Tensor) -> LinearOperator:
+        return _differentiated(function, x.flatten(0, stack - 1)[index], 1, double, forward_mode)
+
     return LinearOperator(
         mv=mv,
         rmv=lambda v: torch.autograd.grad(value, at, v, retain_graph=True)[0],
@@ -183,5 +204,14 @@ def of_function(
         device=x.device,
         stack=tuple(x.shape[:stack]),
         exact=None if double is None else lambda: of_function(double, x.to(torch.float64), stack),
-        restrict=None if not stack else lambda index: of_function(function, x.flatten(0, stack - 1)[index], 1, double),
+        restrict=None if not stack else restrict,
     )
+
+
+def _is_adjoint(op: LinearOperator) -> bool:
+    r"""Whether $\langle JJ^Tr, r\rangle = |J^Tr|^2$ at a random r: a sum of squares, so that rounding hides no lost derivative."""
+    generator = torch.Generator().manual_seed(0)
+    r = torch.randn((*op.stack, *op.out_shape), generator=generator, dtype=torch.float64).to(op.device, op.dtype)
+    pulled = op.rmv(r)
+    there, back = (float((a.double() * b.double()).sum()) for a, b in ((op.mv(pulled), r), (pulled, pulled)))
+    return abs(there - back) <= max(AGREEMENT, 32 * torch.finfo(op.dtype).eps) * back

@@ -109,7 +109,7 @@ def sweep(plan: Plan) -> Iterator[list[Row]]:
         ids = windows(plan.ids, n, plan.samples)
         for layer, stream, attended in plan.model.points(ids, plan.layers):
             point = attended if plan.part == "attention" else stream
-            if plan.double is not None:
+            if plan.double is not None and not plan.double.rebuilt:
                 plan.double.tokens(ids[:1], layer, plan.part)  # a network of unknown structure learns its mask by running
             for head in plan.heads_at(n):
                 op, value = _problem(plan, layer, head, point)

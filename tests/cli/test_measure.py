@@ -209,7 +209,7 @@ def test_a_replaced_run_leaves_nothing_of_the_old_one(folder: Path, tmp_path: Pa
     assert not (out / "heads-by-layers.png").exists()
 
 
-def test_an_infinite_bound_is_null_in_json(folder: Path) -> None:
+def test_an_infinite_bound_is_null_in_json() -> None:
     made = importlib.import_module("attnscope.cli.measure")._bounds_record(
         {3: Bounds([Bound(math.inf, "upper", "proved", "M1", "s", "a")])}
     )

@@ -123,7 +123,7 @@ def test_the_bracket_holds_as_often_as_it_says(kind: str, runs: int) -> None:
     """1400 problems, each at failure probability 5 %: a miss is a bound below the truth, or a start found out to be atypical.
 
     At most 5 % of misses, up to four standard deviations. Where the top is isolated the bound is sharp and 5 % are attained, so that
-    an overlap taken 1.7 times too large, or three times too small, fails there.
+    an overlap taken 1.7 times too large fails there.
     """
     values = spectrum(kind, 60)
     misses = 0
@@ -306,7 +306,7 @@ def test_several_values_of_a_stack_and_of_the_identity(randn: Callable[..., Tens
 
 
 def test_several_values_cut_short_say_so() -> None:
-    """Residuals are those of the vectors found: at most the distance to a singular value, and far from zero here."""
+    """A singular value lies within each residual of the value found, and the residuals are far from zero here."""
     values = torch.linspace(0.9, 1, 200, dtype=torch.float64)
     found = asc.singular_values(of_matrix(torch.diag(values)), 3, max_pairs=4)
     assert not found.converged
@@ -316,8 +316,7 @@ def test_several_values_cut_short_say_so() -> None:
     assert (found.residuals > 1e-4).all()
 
 
-def test_the_residuals_of_several_values(randn: Callable[..., Tensor]) -> None:
-    """Against the definition with the dense matrix: some pair of unit vectors with J z = theta p has exactly this residual."""
+def test_nothing_remains_when_all_values_are_found(randn: Callable[..., Tensor]) -> None:
     m = randn(6, 4)
     found = asc.singular_values(of_matrix(m), 4)
     torch.testing.assert_close(found.residuals, torch.zeros(4, dtype=torch.float64), atol=1e-9, rtol=0)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import attnscope as asc
 from attnscope.jacobian.bracket import log_polynomials, smallest_overlap
-from attnscope.jacobian.lanczos import starts
+from attnscope.jacobian.lanczos import Lanczos, starts
 from attnscope.jacobian.operator import LinearOperator
 
 
@@ -104,6 +104,21 @@ def test_a_stack_equals_a_loop(randn: Callable[..., Tensor]) -> None:
     assert len(set(together.pairs.flatten().tolist())) > 1
     first = starts(3, 7, of_matrix(m), seed=4)
     torch.testing.assert_close(first[:2], starts(2, 7, of_matrix(m), seed=4))
+
+
+@given(seed=st.integers(0, 10**6), pairs=st.integers(1, 12))
+def test_the_last_product_finds_what_a_pair_more_would(seed: int, pairs: int) -> None:
+    """It is never below the top singular value of [B_k, beta e_k], which is above the Ritz value, and it stays within the next Krylov space."""
+    m = torch.randn(40, 40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    lanczos = Lanczos(of_matrix(m[None]), starts(1, 40, of_matrix(m[None]), seed))
+    for _ in range(pairs + 1):
+        lanczos.step()
+    known = lanczos.process.matrices()[0]
+    known[-1, -1] = 0
+    reached = float(asc.spectral_norm(of_matrix(m), tol=1e-15, seed=seed, max_pairs=pairs).lower)
+    ritz, half, whole = (np.linalg.norm(part, 2) for part in (known[:-1, :-1], known, lanczos.process.matrices()[0]))
+    assert ritz <= half * (1 + 1e-12) <= reached * (1 + 1e-11) <= whole * (1 + 1e-10)
+    assert whole - reached <= (whole - ritz) / 2
 
 
 def spectrum(kind: str, size: int) -> Tensor:

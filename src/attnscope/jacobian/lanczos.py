@@ -45,6 +45,11 @@ class Process:
     def rows(self, which: Int[np.ndarray, " c"]) -> Process:
         return Process(self.alpha[which], self.beta[which], self.steps[which], self.finished[which])
 
+    def continued(self, alpha: Float64[np.ndarray, "b m"], beta: Float64[np.ndarray, "b m"]) -> Process:
+        """The process as if m more steps had given these coefficients."""
+        longer = (np.concatenate(parts, axis=1) for parts in ((self.alpha, alpha), (self.beta, beta)))
+        return Process(*longer, self.steps, self.finished)
+
     def last_beta(self) -> Float64[np.ndarray, " b"]:
         return self.beta[np.arange(len(self.beta)), self.steps - 1]
 
@@ -74,20 +79,34 @@ class Ritz:
         return cls(values, residuals, right, rho**2 / (2 * np.maximum(np.maximum(gap, rho), 1e-300)))
 
 
-def still_to_come(process: Process, top: Float64[np.ndarray, " b"]) -> Float64[np.ndarray, " b"]:
-    r"""An estimate of $\sigma/\theta_1 - 1$: what the largest Ritz value would gain if the process went on with coefficients as lately.
+def ahead(process: Process) -> Float64[np.ndarray, "b m"]:
+    r"""Coordinates of the best known vector of $\mathrm{span}\,V_{k+1}$, of which J has not yet seen the last direction.
 
-    B is continued by AHEAD steps with the mean of its last third; their top singular value is what more pairs would find. Where the
+    $\|JV_{k+1}y\|^2 = \|[B_k, \beta_ke_k]\,y\|^2 + (\alpha_{k+1}y_{k+1})^2$: with y the top right singular vector of the matrix that is known, one
+    product finds almost what a pair would, and never less than the largest Ritz value.
+    """
+    return np.linalg.svd(_known(process))[2][:, 0]
+
+
+def still_to_come(process: Process) -> Float64[np.ndarray, " b"]:
+    r"""An estimate of $\sigma/\|[B_k, \beta_ke_k]\| - 1$: what more pairs would add if they went on with coefficients as lately.
+
+    B is continued by AHEAD steps with the mean of its last third; its top singular value is what those pairs would find. Where the
     residual bound $\rho^2/(2\,\mathrm{gap})$ puts all of the residual on the second singular vector, this weighs it by the spectrum
     seen so far.
     """
     lately = max(2, process.alpha.shape[1] // 3)
-    longer = [
-        np.concatenate([coefficients, np.repeat(coefficients[:, -lately:].mean(axis=1, keepdims=True), AHEAD, axis=1)], axis=1)
-        for coefficients in (process.alpha, process.beta)
-    ]
-    continued = dataclasses.replace(process, alpha=longer[0], beta=longer[1])
-    return np.linalg.svd(continued.matrices(), compute_uv=False)[:, 0] / np.maximum(top, 1e-300) - 1
+    means = (coefficients[:, -lately:].mean(axis=1, keepdims=True) for coefficients in (process.alpha, process.beta))
+    continued = process.continued(*(np.repeat(mean, AHEAD, axis=1) for mean in means))
+    found, now = (np.linalg.svd(made, compute_uv=False)[:, 0] for made in (continued.matrices(), _known(process)))
+    return found / np.maximum(now, 1e-300) - 1
+
+
+def _known(process: Process) -> Float64[np.ndarray, "b m m"]:
+    """[B, beta e] with a row of zeros below; a finished process has no further direction, its last beta counts as zero."""
+    none = np.zeros((len(process.alpha), 1))
+    last = np.where(process.finished, 0.0, process.beta[:, -1])[:, None]
+    return dataclasses.replace(process, beta=np.concatenate([process.beta[:, :-1], last], axis=1)).continued(none, none).matrices()
 
 
 @dataclass
@@ -181,8 +200,11 @@ class Lanczos:
         self.v, self.u = self.v * keep, self.u * keep
 
     def vectors(self, coordinates: Float64[np.ndarray, "b k"]) -> Float[Tensor, "b N"]:
-        """Combinations of the basis vectors, one per problem."""
-        return self.basis.combined(torch.as_tensor(coordinates, dtype=self.op.dtype, device=self.v.device))
+        """Combinations of the basis vectors, one per problem; one coordinate more than steps takes the next vector too."""
+        made = torch.as_tensor(coordinates, dtype=self.op.dtype, device=self.v.device)
+        held, beyond = made[:, : self.basis.count], made[:, self.basis.count :]
+        combined = self.basis.combined(held)
+        return torch.addcmul(combined, beyond, self.v) if beyond.shape[1] else combined
 
     def shrink(self) -> Int[np.ndarray, " c"]:
         """Go on with the active problems alone, on the operator of that sub-stack; returns which problem each row now is."""

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from attnscope.jacobian.bracket import SLACK, reaches, smallest_overlap, upper_bound
-from attnscope.jacobian.lanczos import Lanczos, Process, Ritz, noise, starts, still_to_come
+from attnscope.jacobian.lanczos import Lanczos, Process, Ritz, ahead, noise, starts, still_to_come
 from attnscope.jacobian.operator import LinearOperator
 from attnscope.validation import check_positive, described
 
@@ -161,7 +161,7 @@ def _close(process: Process, ritz: Ritz, tol: float) -> Bool[np.ndarray, " b"]:
     close = ritz.errors[:, 0] <= tol
     open_ = np.flatnonzero(~close & ~process.finished & (ritz.errors[:, 0] <= RESIDUAL_PESSIMISM * tol))
     if len(open_):
-        close[open_] = 2 * still_to_come(process.rows(open_), ritz.values[open_, 0]) <= tol
+        close[open_] = 2 * still_to_come(process.rows(open_)) <= tol
     return close
 
 
@@ -187,7 +187,7 @@ def _record(
     found.residual[which] = (ritz.residuals[:, 0] / np.maximum(top, 1e-300))[stop]
     found.pairs[which] = lanczos.process.steps[stop]
     found.converged[which] = done[stop]
-    vectors = lanczos.vectors(ritz.right[:, 0])
+    vectors = lanczos.vectors(ahead(lanczos.process))
     found.right[torch.as_tensor(which)] = vectors[torch.as_tensor(np.flatnonzero(stop))]
     if delta is not None and found.upper is not None:
         process, overlap = lanczos.process, np.abs(ritz.right[:, 0, 0])

@@ -66,7 +66,7 @@ def main() -> dict[str, Any]:
     for name in ("gpt2-random", "bert-random"):
         found |= _figure(models[name], 6)
     found |= _brackets([*short, long], models["minilm"])
-    found |= _proved(models["minilm"])
+    found |= _estimates(models["minilm"]) | _proved(models["minilm"])
     found["float32 lower bounds above the float64 truth, relative"] = _overshoot(found)
     return found | _peak_memory()
 
@@ -159,6 +159,30 @@ def _brackets(cases: list[Case], minilm: Model) -> dict[str, Any]:
     }
 
 
+def _estimates(model: Model, starts: int = 8) -> dict[str, Any]:
+    """How often a run without a bracket says converged and is off: by its tolerance or by far more, at another singular value."""
+    ids = model.encode(text("python-docs")[:60_000])
+    errors = []
+    for layer in range(model.layers):
+        attention = model.attention(layer)
+        for n in (4, 12, 24, 48):
+            x = model.tokens(windows(ids, n, 8), layer)
+            runs = [spectral_norm(jacobian(attention, Particles(x)), tol=TOLERANCE, seed=seed) for seed in range(starts)]
+            exact = spectral_norm(jacobian(attention.to(torch.float64), Particles(x.to(torch.float64))), tol=1e-12, seed=starts)
+            lowers = torch.stack([torch.as_tensor(found.lower) for found in (*runs, exact)])
+            converged = torch.stack([torch.as_tensor(found.converged) for found in runs])
+            errors.append((1 - lowers[:-1] / lowers.amax(0))[converged])
+    off = torch.cat(errors)
+    largest = {"largest error": float(off.max()), "runs": len(off)}
+    return {
+        "converged runs off by more than twice their tolerance, minilm, in %": {
+            "at most": 1.0,
+            "value": 100 * float((off > 2 * TOLERANCE).double().mean()),
+            **largest,
+        }
+    }
+
+
 def _layers(model: Model, n: int, sequence: int) -> Iterator[tuple[Softmax, Particles]]:
     ids = windows(model.encode(text("python-docs")[:60_000]), n, sequence + 1)[sequence]
     for layer in range(model.layers):
@@ -184,7 +208,7 @@ def _proved(model: Model) -> dict[str, Any]:
 
 
 def _peak_memory() -> dict[str, Any]:
-    """One pair at n = 16,384, d = 768, 12 heads, float32, causal, above what the process took before it."""
+    """One pair at n = 16,384, d = 768, 12 heads, float32, causal, above what the process took before it; the median of three processes."""
     program = """
 import torch
 from attnscope import Heads, Particles, Softmax, jacobian
@@ -200,5 +224,5 @@ op = jacobian(attention, Particles(x))
 op.rmv(op.mv(x))
 print((peak_memory() - before) / (x.numel() * 4))
 """
-    printed = last_line_of(program)
-    return {"peak memory of a pair, n = 16,384, in sizes of X": {"at most": 16.0, "stretch": 10.0, "value": float(printed)}}
+    sizes = sorted(float(last_line_of(program)) for _ in range(3))
+    return {"peak memory of a pair, n = 16,384, in sizes of X": {"at most": 16.0, "stretch": 10.0, "value": sizes[1], "all": sizes}}

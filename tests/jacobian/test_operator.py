@@ -20,6 +20,7 @@ from attnscope.jacobian.norms import of_norm
 from attnscope.jacobian.operator import LinearOperator
 
 kernels = importlib.import_module("attnscope.jacobian.kernels")
+layers = importlib.import_module("attnscope.jacobian.attention")
 CASES = [
     (variant, causal) for variant in asc.variants().values() for causal in (False, True) if not (causal and variant.name == "sinkhorn")
 ]
@@ -71,11 +72,12 @@ def test_products_are_those_of_the_matrix(
 @pytest.mark.parametrize("variant", [asc.Softmax, asc.L2])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("stored", [True, False])
-@pytest.mark.parametrize("extra", ["rotary", "position_bias", "places", "none"])
+@pytest.mark.parametrize(("extra", "v"), [("rotary", 2), ("position_bias", 3), ("places", 2), ("none", 2), ("none", 3)])
 def test_tiles_change_nothing(
-    variant: type[asc.Attention], causal: bool, stored: bool, extra: str, monkeypatch: pytest.MonkeyPatch
+    variant: type[asc.Attention], causal: bool, stored: bool, extra: str, v: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heads = some_heads()
+    """Values as long as queries (2) let the products write over what they no longer need."""
+    heads = some_heads(v=v)
     generator = torch.Generator().manual_seed(5)
     if extra == "rotary":
         heads = dataclasses.replace(heads, rotary=torch.rand(1, generator=generator, dtype=torch.float64))
@@ -86,6 +88,7 @@ def test_tiles_change_nothing(
     monkeypatch.setattr(kernels, "TRIANGLE_TILE_ROWS", 3)
     monkeypatch.setattr(kernels, "TILE_ENTRIES", 50)
     monkeypatch.setattr(kernels, "STORED_BYTES", 2**30 if stored else 0)
+    monkeypatch.setattr(layers, "ROWS_AT_ONCE", 5)
     op = asc.jacobian(attention, mu)
     parts = [asc.Particles(mu.x[b], mu.weights[b], None if mu.positions is None else mu.positions[b]) for b in range(3)]
     torch.testing.assert_close(op.to_dense(), torch.stack([matrix(attention, part) for part in parts]), rtol=1e-9, atol=1e-10)
@@ -93,6 +96,19 @@ def test_tiles_change_nothing(
     torch.testing.assert_close(op.adjoint().to_dense(), op.to_dense().mT * mass[:, None] / mass[..., None], rtol=1e-9, atol=1e-10)
     assert op.restrict is not None
     torch.testing.assert_close(op.restrict(torch.tensor([2, 0])).to_dense(), op.to_dense()[[2, 0]], rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("heads", [some_heads(v=2), some_heads(h=1, k=4, v=4), some_heads(h=1, k=4, summed=True)])
+@pytest.mark.parametrize("stack", [(), (3,)])
+def test_products_leave_their_vectors_alone(heads: asc.Heads, stack: tuple[int, ...], randn: Callable[..., Tensor]) -> None:
+    op, u = asc.jacobian(asc.Softmax(heads), some_measure(stack=stack, weighted=False)), randn(*stack, 6, 4)
+    before = u.clone()
+    for product in (op.mv, op.rmv):
+        first = product(u)
+        kept = first.clone()
+        assert torch.equal(u, before)
+        assert torch.equal(product(u), kept)
+        assert torch.equal(first, kept)
 
 
 def test_jvp_is_the_limit_of_differences(randn: Callable[..., Tensor]) -> None:

@@ -20,6 +20,10 @@ from attnscope.jacobian.operator import LinearOperator, of_function
 from attnscope.measures import Particles
 
 
+ROWS_AT_ONCE = 4096
+"""The adjoint projects this many rows at a time, and writes them over the gradients that it no longer needs."""
+
+
 def of_attention(attention: Attention, mu: Particles) -> LinearOperator:
     """The derivative of one attention layer at mu, with the metric of mu; a stack of measures gives a stack."""
     attention._checked(mu.x, mu, None)
@@ -108,10 +112,14 @@ class _Layer:
             k.addcmul_(bias.unsqueeze(-1), self.kernel.k, value=-1)
         if self.at is not None:
             q, k = self.heads.turn(q, -self.at), self.heads.turn(k, -self.at)
-        first, *others = (_side_by_side(part, len(tokens)) for part in (q, k, v))
-        total = first @ self.into[0]
-        for part, matrix in zip(others, self.into[1:], strict=True):
-            total.addmm_(part, matrix)
+        parts = [_side_by_side(part, len(tokens)) for part in (q, k, v)]
+        total = parts[0] if parts[0].shape == tokens.shape else torch.empty_like(tokens)
+        for start in range(0, len(tokens), ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
+            made = parts[0][rows] @ self.into[0]
+            for part, matrix in zip(parts[1:], self.into[1:], strict=True):
+                made.addmm_(part[rows], matrix)
+            total[rows] = made
         return _stacked(total, y.shape)
 
     def _changes(self, tokens: Float[Tensor, "rows d"], n: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -122,10 +130,10 @@ class _Layer:
         return q, k, v, -(self.kernel.k * k).sum(-1) if self.kernel.bias_moves else None
 
     def _read(self, tokens: Float[Tensor, "rows d"], n: int) -> Float[Tensor, "g n v"]:
-        """The adjoint of the output projection."""
+        """The adjoint of the output projection, in memory of its own."""
         if self.out is not None:
             return self._problems(tokens @ self.out, n)
-        return tokens.reshape(n, -1, 1, tokens.shape[-1]).expand(-1, -1, self.heads.count, -1).flatten(1, 2).transpose(0, 1)
+        return tokens.reshape(n, -1, 1, tokens.shape[-1]).repeat(1, 1, self.heads.count, 1).flatten(1, 2).transpose(0, 1)
 
     def _problems(self, projected: Float[Tensor, "rows hk"], n: int) -> Float[Tensor, "g n k"]:
         return projected.reshape(n, -1, projected.shape[1] // self.heads.count).transpose(0, 1)

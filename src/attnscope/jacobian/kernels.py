@@ -99,8 +99,8 @@ class SoftmaxKernel:
         v: Float[Tensor, "g n v"],
         bias: Float[Tensor, "g n"] | None = None,
     ) -> Float[Tensor, "g m v"]:
-        """The change of o when queries, keys, values (and key bias) change."""
-        out = _token_major(torch.empty, self.o)
+        """The change of o when queries, keys, values (and key bias) change; written over `q` where that has its shape."""
+        out = q if q.shape == self.o.shape else _token_major(torch.empty, self.o)
         for tile in self._tiles():
             p = self._coupling(tile)
             _, group, rows, keys = tile
@@ -116,21 +116,20 @@ class SoftmaxKernel:
         return out
 
     def vjp(self, o: Float[Tensor, "g m v"]) -> Gradients:
-        """The adjoint of `jvp`: gradients of <o, output> in queries, keys, values and key bias."""
+        """The adjoint of `jvp`: gradients of <o, output> in queries (over `o` where that has their shape), keys, values and key bias."""
         grads = Gradients(
-            _token_major(torch.empty, self.q),
+            o if o.shape == self.q.shape else _token_major(torch.empty, self.q),
             _token_major(torch.zeros, self.k),
             _token_major(torch.zeros, self.v),
             torch.zeros_like(self.bias) if self.bias_moves else None,
         )
-        mean = (o * self.o).sum(-1, keepdim=True)
         for tile in self._tiles():
             p = self._coupling(tile)
             _, group, rows, keys = tile
             here = o[group, rows]
             grads.v[group, :keys].baddbmm_(p.mT, here)
             change = torch.bmm(here, self.v[group, :keys].mT)
-            change -= mean[group, rows]
+            change -= (here * self.o[group, rows]).sum(-1, keepdim=True)
             change *= p
             grads.q[group, rows] = torch.bmm(change, self.k[group, :keys])
             grads.k[group, :keys].baddbmm_(change.mT, self.q[group, rows])

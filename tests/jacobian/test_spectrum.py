@@ -108,7 +108,7 @@ def test_a_stack_equals_a_loop(randn: Callable[..., Tensor]) -> None:
 
 @given(seed=st.integers(0, 10**6), pairs=st.integers(1, 12))
 def test_the_last_product_finds_what_a_pair_more_would(seed: int, pairs: int) -> None:
-    """It is never below the top singular value of [B_k, beta e_k], which is above the Ritz value, and it stays within the next Krylov space."""
+    """Never below the top singular value of [B_k, beta e_k], which is above the Ritz value; never above what the next pair gives."""
     m = torch.randn(40, 40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     lanczos = Lanczos(of_matrix(m[None]), starts(1, 40, of_matrix(m[None]), seed))
     for _ in range(pairs + 1):

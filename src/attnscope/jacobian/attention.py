@@ -19,7 +19,6 @@ from attnscope.jacobian.kernels import SoftmaxKernel
 from attnscope.jacobian.operator import LinearOperator, of_function
 from attnscope.measures import Particles
 
-
 ROWS_AT_ONCE = 4096
 """The adjoint projects this many rows at a time, and writes them over the gradients that it no longer needs."""
 

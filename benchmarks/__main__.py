@@ -1,4 +1,5 @@
-"""`python -m benchmarks [NAME ...]`: run the benchmarks of this folder, print ratios, write benchmarks/results.json.
+"""`python -m benchmarks [NAME ...]`: run the benchmarks of this folder, print ratios, write
+benchmarks/results.json.
 
 `python -m benchmarks --markdown` prints the README's table of the results that are there.
 """
@@ -25,7 +26,9 @@ def main(chosen: list[str]) -> None:
     if chosen == ["--markdown"]:
         print(as_markdown(_results()))
         return
-    names = [info.name for info in pkgutil.iter_modules([str(RESULTS.parent)]) if info.name != "__main__"]
+    names = [
+        info.name for info in pkgutil.iter_modules([str(RESULTS.parent)]) if info.name != "__main__"
+    ]
     modules = {name: importlib.import_module(f"benchmarks.{name}") for name in names}
     able = {name: module.main for name, module in modules.items() if hasattr(module, "main")}
     unknown = set(chosen) - set(able)

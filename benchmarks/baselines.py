@@ -1,6 +1,8 @@
-"""What people write first: eager attention differentiated by `torch.func`, and the power method on J^T J.
+"""What people write first: eager attention differentiated by `torch.func`, and the power method on
+J^T J.
 
-P2 takes `jvp` and `vjp` afresh at every step; P2b keeps one graph and gets the forward product by double backward.
+P2 takes `jvp` and `vjp` afresh at every step; P2b keeps one graph and gets the forward product by
+double backward.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ Pair = tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
 
 def eager(attention: Softmax) -> Callable[[Tensor], Tensor]:
-    """Multi-head attention as models write it: one fused projection, a masked softmax, one output projection."""
+    """Multi-head attention as models write it: one fused projection, a masked softmax, one output
+    projection.
+    """
     heads = attention.heads
     h, k, _ = heads.query.shape
     into = torch.cat([part.flatten(0, 1) for part in (heads.query, heads.key, heads.value)])
@@ -61,8 +65,12 @@ def p2b(function: Callable[[Tensor], Tensor], x: Tensor) -> Pair:
     )
 
 
-def power_method(pair: Pair, shape: tuple[int, ...], dtype: torch.dtype, truth: float, tol: float, seed: int = 0) -> tuple[float, int]:
-    """Power iteration on J^T J until the value is within `tol` of the truth: the kindest stopping rule there is."""
+def power_method(
+    pair: Pair, shape: tuple[int, ...], dtype: torch.dtype, truth: float, tol: float, seed: int = 0
+) -> tuple[float, int]:
+    """Power iteration on J^T J until the value is within `tol` of the truth: the kindest stopping
+    rule there is.
+    """
     forward, backward = pair
     generator = torch.Generator().manual_seed(seed)
     v = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
@@ -70,7 +78,10 @@ def power_method(pair: Pair, shape: tuple[int, ...], dtype: torch.dtype, truth: 
     while abs(sigma - truth) > tol * truth and pairs < 5000:
         v = v / torch.linalg.vector_norm(v, dtype=torch.float64).to(dtype)
         u = forward(v)
-        sigma = float(torch.linalg.vector_norm(u, dtype=torch.float64) / torch.linalg.vector_norm(v, dtype=torch.float64))
+        sigma = float(
+            torch.linalg.vector_norm(u, dtype=torch.float64)
+            / torch.linalg.vector_norm(v, dtype=torch.float64)
+        )
         v = backward(u)
         pairs += 1
     return sigma, pairs

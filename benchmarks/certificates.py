@@ -1,4 +1,6 @@
-"""Certificates under attack, certified accuracy of the shipped network, and what a certificate costs."""
+"""Certificates under attack, certified accuracy of the shipped network, and what a certificate
+costs.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnscope.attacks.pgd import pgd
-from attnscope.certify import certify
-from attnscope.certify.layers import chain
-from attnscope.certify.telescope import Clean
+from attnscope.certification import certify
+from attnscope.certification.layers import chain
+from attnscope.certification.telescope import Clean
 from attnscope.data.images import images
 from attnscope.nets import Config, Transformer, load, shipped
 from benchmarks.timing import seconds
@@ -31,11 +33,25 @@ def main() -> dict[str, Any]:
 
 
 def _networks(pixels: Tensor, labels: Tensor) -> Iterator[tuple[str, Transformer]]:
-    """Every variant at depth 1 and 2, with random weights and after a short training; attention is live in every head."""
-    for number, (variant, depth, steps) in enumerate(itertools.product(("softmax", "l2", "sigmoid"), (1, 2), (0, 80))):
+    """Every variant at depth 1 and 2, with random weights and after a short training; attention is
+    live in every head.
+    """
+    for number, (variant, depth, steps) in enumerate(
+        itertools.product(("softmax", "l2", "sigmoid"), (1, 2), (0, 80))
+    ):
         options = {"tokens": 16} if variant == "sigmoid" else {}
         config = Config.vit(
-            (1, 8, 8), 10, 2, dim=12, depth=depth, heads=2, head_dim=6, value_dim=6, hidden=24, attention=variant, options=options
+            (1, 8, 8),
+            10,
+            2,
+            dim=12,
+            depth=depth,
+            heads=2,
+            head_dim=6,
+            value_dim=6,
+            hidden=24,
+            attention=variant,
+            options=options,
         )
         network = _trained(Transformer(config, seed=number), pixels, labels, steps)
         for layer in network.attentions:
@@ -72,9 +88,18 @@ def _attacked() -> dict[str, Any]:
         broken += int(attack.succeeded.sum())
         margin = torch.tensor([one.margin for one in found], dtype=torch.float64)[proved]
         ratios.append(float((attack.gap / margin).median()))
-        seen[name] = {"proved": int(proved.sum()), "mean radius": float(radius.mean()), "margin left by the attack": ratios[-1]}
+        seen[name] = {
+            "proved": int(proved.sum()),
+            "mean radius": float(radius.mean()),
+            "margin left by the attack": ratios[-1],
+        }
     return {
-        "certificates broken by PGD (100 steps, 5 starts), live attention": {"value": broken, "at most": 0, "triples": triples, "all": seen}
+        "certificates broken by PGD (100 steps, 5 starts), live attention": {
+            "value": broken,
+            "at most": 0,
+            "triples": triples,
+            "all": seen,
+        }
     }
 
 
@@ -86,15 +111,26 @@ def _accuracy() -> dict[str, Any]:
     left = sum(not one.verdict for one in found) / len(found)
     least = min(float(norms.min()) for norms in network.attention_norms())
     return {
-        "test digits misread by the shipped network, in %": {"value": 100 * misread, "at most": 5.0, "least norm of A": least},
-        "test digits not certified at 0.25, shipped network, in %": {"value": 100 * left, "at most": 20.0},
+        "test digits misread by the shipped network, in %": {
+            "value": 100 * misread,
+            "at most": 5.0,
+            "least norm of A": least,
+        },
+        "test digits not certified at 0.25, shipped network, in %": {
+            "value": 100 * left,
+            "at most": 20.0,
+        },
     }
 
 
 def _time() -> dict[str, Any]:
-    """Depth 1, 16 images at once: gradients, radii and remainders for radii that the linear part alone does not rule out."""
+    """Depth 1, 16 images at once: gradients, radii and remainders for radii that the linear part
+    alone does not rule out.
+    """
     network = (
-        Transformer(Config.vit((3, 32, 32), 10, 4, dim=48, heads=2, head_dim=24, value_dim=24), seed=0)
+        Transformer(
+            Config.vit((3, 32, 32), 10, 4, dim=48, heads=2, head_dim=24, value_dim=24), seed=0
+        )
         .double()
         .eval()
         .requires_grad_(False)
@@ -110,4 +146,9 @@ def _time() -> dict[str, Any]:
 
     once()
     (taken,) = seconds(once)
-    return {"NT4 per image and eps, n = 64, d = 48, 10 classes, in ms": {"value": 1000 * taken / 16, "at most": 50.0}}
+    return {
+        "NT4 per image and eps, n = 64, d = 48, 10 classes, in ms": {
+            "value": 1000 * taken / 16,
+            "at most": 50.0,
+        }
+    }

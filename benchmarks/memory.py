@@ -1,4 +1,5 @@
-"""Peak memory of `attention(x, mu)` at full size: n = 100,000 tokens in the plane within 2 GB, Sinkhorn n = 20,000 within 4 GB.
+"""Peak memory of `attention(x, mu)` at full size: n = 100,000 tokens in the plane within 2 GB,
+Sinkhorn n = 20,000 within 4 GB.
 
 Each variant runs in a process of its own, so that a peak belongs to one of them.
 """
@@ -22,7 +23,8 @@ from benchmarks.timing import peak_memory
 name, n, causal = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "causal"
 generator = torch.Generator().manual_seed(0)
 a = torch.tensor([[0.5, 0.2], [-0.1, 0.3]], dtype=torch.float64)
-attention = variants()[name](Heads.from_matrices(a, torch.eye(2, dtype=torch.float64)), causal=causal)
+heads = Heads.from_matrices(a, torch.eye(2, dtype=torch.float64))
+attention = variants()[name](heads, causal=causal)
 mu = Particles(torch.randn(n, 2, dtype=torch.float64, generator=generator))
 start = time.perf_counter()
 out = attention(mu.x, mu)

@@ -1,4 +1,6 @@
-"""The main job against the baselines: products, constants, the papers' figure, memory, brackets and proved bounds."""
+"""The main job against the baselines: products, constants, the papers' figure, memory, brackets and
+proved bounds.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ from torch import Tensor
 from attnscope import Particles, Softmax, jacobian, load, spectral_norm
 from attnscope.bounds import BlockNorms
 from attnscope.data.texts import text, windows
-from attnscope.jacobian import LinearOperator, SpectralNorm
-from attnscope.jacobian.norms import of_norm
 from attnscope.models import Model
+from attnscope.operators import LinearOperator, SpectralNorm
+from attnscope.operators.norms import of_norm
 from benchmarks.baselines import eager, p2, p2b, power_method, with_norm
 from benchmarks.timing import last_line_of, seconds
 
@@ -24,7 +26,9 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A layer at an input, for us and for the baselines: the same map, with a plain LayerNorm in front or without."""
+    """A layer at an input, for us and for the baselines: the same map, with a plain LayerNorm in
+    front or without.
+    """
 
     name: str
     attention: Softmax
@@ -40,19 +44,27 @@ class Case:
         if not self.normed:
             return jacobian(attention, Particles(x))
         y = torch.nn.functional.layer_norm(x, x.shape[-1:])
-        return jacobian(attention, Particles(y)) @ of_norm(x, torch.ones_like(x[0]), 1e-5, centred=True)
+        return jacobian(attention, Particles(y)) @ of_norm(
+            x, torch.ones_like(x[0]), 1e-5, centred=True
+        )
 
     def truth(self) -> float:
         return float(spectral_norm(self.operator(torch.float64), tol=1e-11).lower)
 
 
 def main() -> dict[str, Any]:
-    """Every bar of the smoothness part: each entry says what was compared, the ratio, and what must be reached."""
+    """Every bar of the smoothness part: each entry says what was compared, the ratio, and what must
+    be reached.
+    """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     models = {name: load(name) for name in ("gpt2-random", "bert-random", "minilm")}
-    spectral_norm(jacobian(torch.tanh, torch.ones(3)))  # first use loads what later uses find loaded
-    long = _case(models["gpt2-random"], 6, 1024, "gpt2-random layer 6, n = 1024, causal", normed=True)
+    spectral_norm(
+        jacobian(torch.tanh, torch.ones(3))
+    )  # first use loads what later uses find loaded
+    long = _case(
+        models["gpt2-random"], 6, 1024, "gpt2-random layer 6, n = 1024, causal", normed=True
+    )
     short = [
         _case(models["gpt2-random"], 6, 256, "gpt2-random layer 6, n = 256, causal", normed=True),
         _case(models["gpt2-random"], 0, 256, "gpt2-random layer 0, n = 256, causal", normed=True),
@@ -73,11 +85,18 @@ def main() -> dict[str, Any]:
 
 def _case(model: Model, layer: int, n: int, name: str, normed: bool) -> Case:
     ids = model.encode(text("python-docs")[:60_000])[:n]
-    return Case(name, model.attention(layer), model.tokens(ids, layer, "norm+attention" if normed else "attention"), normed)
+    return Case(
+        name,
+        model.attention(layer),
+        model.tokens(ids, layer, "norm+attention" if normed else "attention"),
+        normed,
+    )
 
 
 def _full(model: Model, layer: int, n: int) -> Case:
-    """More tokens than the model's positions: two passages of half the length read as one sequence. Attention itself knows no limit."""
+    """More tokens than the model's positions: two passages of half the length read as one sequence.
+    Attention itself knows no limit.
+    """
     ids = model.encode(text("python-docs")[:60_000])
     x = model.tokens(windows(ids, n // 2, 2), layer).flatten(0, 1)
     return Case(f"{model.name} layer {layer}, n = {n}", model.attention(layer), x, normed=False)
@@ -86,7 +105,9 @@ def _full(model: Model, layer: int, n: int) -> Case:
 def _pairs(case: Case) -> dict[str, Any]:
     op, u = case.operator(), torch.randn(case.x.shape, generator=torch.Generator().manual_seed(0))
     slow, kept = p2(case.function(), case.x), p2b(case.function(), case.x)
-    ours, first, second = seconds(*((lambda f=f, g=g: (f(u), g(u))) for f, g in ((op.mv, op.rmv), slow, kept)), repeats=5)
+    ours, first, second = seconds(
+        *((lambda f=f, g=g: (f(u), g(u))) for f, g in ((op.mv, op.rmv), slow, kept)), repeats=5
+    )
     return {
         f"pair vs P2, {case.name}": {"ratio": first / ours, "must": 4.0, "stretch": 5.5},
         f"pair vs P2b, {case.name}": {"ratio": second / ours, "must": 2.2, "stretch": 3.0},
@@ -94,7 +115,8 @@ def _pairs(case: Case) -> dict[str, Any]:
 
 
 def _constant(case: Case, starts: int) -> dict[str, Any]:
-    """sigma to 1e-6, median times over random starts: the pairs of the power method vary by a factor of two and more with its start.
+    """sigma to 1e-6, median times over random starts: the pairs of the power method vary by a
+    factor of two and more with its start.
 
     The power method is stopped by the truth, the kindest rule there is; ours by its own residual.
     """
@@ -107,7 +129,11 @@ def _constant(case: Case, starts: int) -> dict[str, Any]:
 
     def theirs() -> None:
         pair = p2(case.function(), case.x)
-        power.append(power_method(pair, tuple(case.x.shape), case.x.dtype, truth, TOLERANCE, seed=len(power))[1])
+        power.append(
+            power_method(
+                pair, tuple(case.x.shape), case.x.dtype, truth, TOLERANCE, seed=len(power)
+            )[1]
+        )
 
     fast, slow = seconds(ours, theirs, repeats=starts)
     must, stretch = (30.0, 45.0) if len(case.x) == 1024 else (12.0, 18.0)
@@ -124,25 +150,40 @@ def _constant(case: Case, starts: int) -> dict[str, Any]:
 
 
 def _overshoot(found: dict[str, Any]) -> dict[str, float]:
-    """The largest excess of a float32 lower bound over the truth among the constants above: rounding of 1e-12 and no more."""
-    return {"value": max(row["lower / truth - 1"] for row in found.values() if "lower / truth - 1" in row), "at most": 1e-6}
+    """The largest excess of a float32 lower bound over the truth among the constants above:
+    rounding of 1e-12 and no more.
+    """
+    return {
+        "value": max(
+            row["lower / truth - 1"] for row in found.values() if "lower / truth - 1" in row
+        ),
+        "at most": 1e-6,
+    }
 
 
 def _figure(model: Model, layer: int, sampled: int = 3) -> dict[str, Any]:
-    """49 lengths x 10 sequences of one layer, from tokens to constants; P2 on three sequences of every eighth length, scaled to all."""
+    """49 lengths x 10 sequences of one layer, from tokens to constants; P2 on three sequences of
+    every eighth length, scaled to all.
+    """
     ids = model.encode(text("python-docs")[:60_000])
     attention, lengths = model.attention(layer), range(2, 100, 2)
     fast = slow = 0.0
     for n in lengths:
         x = model.tokens(windows(ids, n, 10), layer)
-        fast += seconds(lambda x=x: spectral_norm(jacobian(attention, Particles(x)), tol=TOLERANCE), repeats=1)[0]
+        fast += seconds(
+            lambda x=x: spectral_norm(jacobian(attention, Particles(x)), tol=TOLERANCE), repeats=1
+        )[0]
     timed, function, pairs = lengths[::8], eager(attention), []
     for n in timed:
         for sequence, x in enumerate(model.tokens(windows(ids, n, sampled), layer)):
             truth = Case("", attention, x, normed=False).truth()
 
             def theirs(x: Tensor = x, truth: float = truth, seed: int = sequence) -> None:
-                pairs.append(power_method(p2(function, x), tuple(x.shape), x.dtype, truth, TOLERANCE, seed)[1])
+                pairs.append(
+                    power_method(p2(function, x), tuple(x.shape), x.dtype, truth, TOLERANCE, seed)[
+                        1
+                    ]
+                )
 
             slow += seconds(theirs, repeats=1)[0]
     ratio = slow / (sampled * len(timed)) * 10 * len(lengths) / fast
@@ -151,31 +192,57 @@ def _figure(model: Model, layer: int, sampled: int = 3) -> dict[str, Any]:
 
 
 def _brackets(cases: list[Case], minilm: Model) -> dict[str, Any]:
-    synthetic = [spectral_norm(case.operator(), tol=1e-3, failure_probability=1e-6).pairs for case in cases]
-    real = [spectral_norm(jacobian(attention, mu), tol=1e-3, failure_probability=1e-6).pairs for attention, mu in _layers(minilm, 128, 0)]
+    synthetic = [
+        spectral_norm(case.operator(), tol=1e-3, failure_probability=1e-6).pairs for case in cases
+    ]
+    real = [
+        spectral_norm(jacobian(attention, mu), tol=1e-3, failure_probability=1e-6).pairs
+        for attention, mu in _layers(minilm, 128, 0)
+    ]
     return {
-        "pairs to a 1e-3 bracket at failure 1e-6, random layers": {"at most": 45, "stretch": 35, "value": max(synthetic), "all": synthetic},
-        "pairs to a 1e-3 bracket at failure 1e-6, minilm layers": {"at most": 25, "stretch": 20, "value": max(real), "all": real},
+        "pairs to a 1e-3 bracket at failure 1e-6, random layers": {
+            "at most": 45,
+            "stretch": 35,
+            "value": max(synthetic),
+            "all": synthetic,
+        },
+        "pairs to a 1e-3 bracket at failure 1e-6, minilm layers": {
+            "at most": 25,
+            "stretch": 20,
+            "value": max(real),
+            "all": real,
+        },
     }
 
 
 def _estimates(model: Model, starts: int = 8) -> dict[str, Any]:
-    """How often a run without a bracket says converged and is off: by its tolerance or by far more, at another singular value."""
+    """How often a run without a bracket says converged and is off: by its tolerance or by far more,
+    at another singular value.
+    """
     ids = model.encode(text("python-docs")[:60_000])
     errors = []
     for layer in range(model.layers):
         attention = model.attention(layer)
         for n in (4, 12, 24, 48):
             x = model.tokens(windows(ids, n, 8), layer)
-            runs = [spectral_norm(jacobian(attention, Particles(x)), tol=TOLERANCE, seed=seed) for seed in range(starts)]
-            exact = spectral_norm(jacobian(attention.to(torch.float64), Particles(x.to(torch.float64))), tol=1e-12, seed=starts)
+            runs = [
+                spectral_norm(jacobian(attention, Particles(x)), tol=TOLERANCE, seed=seed)
+                for seed in range(starts)
+            ]
+            exact = spectral_norm(
+                jacobian(attention.to(torch.float64), Particles(x.to(torch.float64))),
+                tol=1e-12,
+                seed=starts,
+            )
             lowers = torch.stack([torch.as_tensor(found.lower) for found in (*runs, exact)])
             converged = torch.stack([torch.as_tensor(found.converged) for found in runs])
             errors.append((1 - lowers[:-1] / lowers.amax(0))[converged])
     off = torch.cat(errors)
     wrong = 100 * float((off > 2 * TOLERANCE).double().mean())
     name = "converged runs off by more than twice their tolerance, minilm, in %"
-    return {name: {"at most": 1.0, "value": wrong, "largest error": float(off.max()), "runs": len(off)}}
+    return {
+        name: {"at most": 1.0, "value": wrong, "largest error": float(off.max()), "runs": len(off)}
+    }
 
 
 def _layers(model: Model, n: int, sequence: int) -> Iterator[tuple[Softmax, Particles]]:
@@ -185,7 +252,9 @@ def _layers(model: Model, n: int, sequence: int) -> Iterator[tuple[Softmax, Part
 
 
 def _proved(model: Model) -> dict[str, Any]:
-    """B1-S on minilm, n = 128, at two sequences; its dictionary of head mixtures comes from two others."""
+    """B1-S on minilm, n = 128, at two sequences; its dictionary of head mixtures comes from two
+    others.
+    """
     ratios, costs = [], []
     for sequence in (0, 5):
         examples = [list(_layers(model, 128, other)) for other in (8, 9)]
@@ -193,17 +262,33 @@ def _proved(model: Model) -> dict[str, Any]:
             blocks = BlockNorms(attention, [example[layer][1] for example in examples])
             double = jacobian(attention.to(torch.float64), mu.to(torch.float64))
             sigma = spectral_norm(double, tol=1e-6)
-            cost, one = seconds(lambda b=blocks, mu=mu: b(mu), lambda op=double: spectral_norm(op, tol=1e-6), repeats=3)
+            cost, one = seconds(
+                lambda b=blocks, mu=mu: b(mu),
+                lambda op=double: spectral_norm(op, tol=1e-6),
+                repeats=3,
+            )
             ratios.append(blocks(mu).value / float(sigma.lower))
             costs.append(cost / one)
     return {
-        "B1-S / sigma, minilm, n = 128": {"at most": 4.0, "stretch": 3.0, "value": max(ratios), "all": ratios},
-        "cost of B1-S in float64 sigma evaluations": {"at most": 12.0, "stretch": 10.0, "value": max(costs), "all": costs},
+        "B1-S / sigma, minilm, n = 128": {
+            "at most": 4.0,
+            "stretch": 3.0,
+            "value": max(ratios),
+            "all": ratios,
+        },
+        "cost of B1-S in float64 sigma evaluations": {
+            "at most": 12.0,
+            "stretch": 10.0,
+            "value": max(costs),
+            "all": costs,
+        },
     }
 
 
 def _peak_memory() -> dict[str, Any]:
-    """One pair at n = 16,384, d = 768, 12 heads, float32, causal, above what the process took before it; the median of three processes."""
+    """One pair at n = 16,384, d = 768, 12 heads, float32, causal, above what the process took
+    before it; the median of three processes.
+    """
     program = """
 import torch
 from attnscope import Heads, Particles, Softmax, jacobian
@@ -220,4 +305,11 @@ op.rmv(op.mv(x))
 print((peak_memory() - before) / (x.numel() * 4))
 """
     sizes = sorted(float(last_line_of(program)) for _ in range(3))
-    return {"peak memory of a pair, n = 16,384, in sizes of X": {"at most": 16.0, "stretch": 10.0, "value": sizes[1], "all": sizes}}
+    return {
+        "peak memory of a pair, n = 16,384, in sizes of X": {
+            "at most": 16.0,
+            "stretch": 10.0,
+            "value": sizes[1],
+            "all": sizes,
+        }
+    }

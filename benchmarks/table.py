@@ -8,9 +8,11 @@ COLUMNS = ("what", "measured", "must", "stretch")
 
 
 def rows(found: dict[str, Any]) -> list[tuple[str, str, str, str, bool]]:
-    """What was measured, the number, what must be reached, what would be better, and whether the must is reached.
+    """What was measured, the number, what must be reached, what would be better, and whether the
+    must is reached.
 
-    A ratio counts how many times faster than the baseline it is and must be at least the bar; a value must be at most the bar.
+    A ratio counts how many times faster than the baseline it is and must be at least the bar; a
+    value must be at most the bar.
     """
     made = []
     for what, row in found.items():
@@ -25,5 +27,9 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str, str, str, bool]]:
 
 def as_markdown(results: dict[str, dict[str, Any]]) -> str:
     """The README's table of everything in results.json."""
-    lines = [COLUMNS, ("---",) * len(COLUMNS), *(row[:4] for found in results.values() for row in rows(found))]
+    lines = [
+        COLUMNS,
+        ("---",) * len(COLUMNS),
+        *(row[:4] for found in results.values() for row in rows(found)),
+    ]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,4 +1,6 @@
-"""CPU time of one thread, the two sides in turn, medians: machines are shared and noisy, so only ratios are kept."""
+"""CPU time of one thread, the two sides in turn, medians: machines are shared and noisy, so only
+ratios are kept.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,15 @@ def seconds(*sides: Callable[[], object], repeats: int = 3) -> list[float]:
 
 def last_line_of(program: str, *arguments: str) -> str:
     """The last line that a Python program prints, run in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
+    )
     return done.stdout.strip().splitlines()[-1]
 
 
 def peak_memory() -> float:
-    """The peak resident memory of this process, in bytes. (What getrusage says may be the peak of the parent.)"""
+    """The peak resident memory of this process, in bytes. (What getrusage says may be the peak of
+    the parent.)
+    """
     status = Path("/proc/self/status").read_text()
     return float(status.split("VmHWM:")[1].split()[0]) * 1024

@@ -1,4 +1,6 @@
-"""Shapes in signatures are checked during tests; everything is seeded, single-threaded and in float64 unless a test says otherwise."""
+"""Shapes in signatures are checked during tests; everything is seeded, single-threaded and in
+float64 unless a test says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from hypothesis import HealthCheck, settings
 jaxtyping.install_import_hook("attnscope", "shape_checks.checked")
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # deprecations inside POT and torch, seen once at their first import
+    warnings.simplefilter(
+        "ignore"
+    )  # deprecations inside POT and torch, seen once at their first import
     import ot  # noqa: F401
     import torch._decomp.decompositions_for_jvp
 
@@ -46,7 +50,9 @@ def randn(generator: torch.Generator) -> Callable[..., torch.Tensor]:
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """Switch the shape checks of the signatures off, so that bad input reaches the hand-written errors as it does for users."""
+    """Switch the shape checks of the signatures off, so that bad input reaches the hand-written
+    errors as it does for users.
+    """
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
         yield

@@ -1,4 +1,6 @@
-"""The checker behind the import hook: beartype, to which an int is a float and a method that returns Self is not checked."""
+"""The checker behind the import hook: beartype, to which an int is a float and a method that
+returns Self is not checked.
+"""
 
 from __future__ import annotations
 

@@ -27,18 +27,26 @@ def blocks(document: str, heading: str, language: str = "python") -> list[str]:
 
 
 def between(document: str, marker: str) -> str:
-    found = re.search(rf"<!-- {marker}[^>]*-->\n(.*?)\n<!-- /{marker} -->", (ROOT / document).read_text(), re.DOTALL)
+    found = re.search(
+        rf"<!-- {marker}[^>]*-->\n(.*?)\n<!-- /{marker} -->",
+        (ROOT / document).read_text(),
+        re.DOTALL,
+    )
     assert found, f"{document} has no part marked {marker}"
     return found[1]
 
 
 def test_the_readme_shows_the_table_of_variants() -> None:
-    assert between("README.md", "variants") == as_markdown(), "regenerate it: attnscope variants --markdown"
+    assert between("README.md", "variants") == as_markdown(), (
+        "regenerate it: attnscope variants --markdown"
+    )
 
 
 def test_the_readme_quotes_the_benchmarks_as_they_ran() -> None:
     results = json.loads((ROOT / "benchmarks/results.json").read_text())
-    assert between("README.md", "bench") == as_table(results), "regenerate it: python -m benchmarks --markdown"
+    assert between("README.md", "bench") == as_table(results), (
+        "regenerate it: python -m benchmarks --markdown"
+    )
 
 
 def test_the_readme_example_runs() -> None:
@@ -61,17 +69,26 @@ def test_the_readme_bounds_how_far_a_layer_moves() -> None:
 def test_every_command_in_the_documents_exists_with_its_options() -> None:
     commands = typer.main.get_command(app).commands
     shown = [
-        line for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")) for line in re.findall(r"attnscope [a-z].*", page.read_text())
+        line
+        for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+        for line in re.findall(r"attnscope [a-z].*", page.read_text())
     ]
     used = [
-        (line.split()[1], re.findall(r"--[a-z][a-z-]*", line.split("#")[0].split("`")[0])) for line in shown if line.split()[1] in commands
+        (line.split()[1], re.findall(r"--[a-z][a-z-]*", line.split("#")[0].split("`")[0]))
+        for line in shown
+        if line.split()[1] in commands
     ]
     assert {name for name, _ in used} == set(commands)
     known = {
-        name: {"--help", *(option for part in command.params for option in (*part.opts, *part.secondary_opts))}
+        name: {
+            "--help",
+            *(option for part in command.params for option in (*part.opts, *part.secondary_opts)),
+        }
         for name, command in commands.items()
     }
-    assert [(name, option) for name, options in used for option in options if option not in known[name]] == []
+    assert [
+        (name, option) for name, options in used for option in options if option not in known[name]
+    ] == []
 
 
 def test_the_page_on_certificates_runs() -> None:
@@ -95,7 +112,13 @@ def test_every_folder_of_the_package_is_on_the_map() -> None:
 
 
 def test_the_makefile_has_the_targets_that_the_readme_names() -> None:
-    named = set(re.findall(r"^make (\w+)", (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
+    named = set(
+        re.findall(
+            r"^make (\w+)",
+            (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text(),
+            re.MULTILINE,
+        )
+    )
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {"test", "demo", "lint", "bench"} <= named <= targets
 
@@ -103,13 +126,21 @@ def test_the_makefile_has_the_targets_that_the_readme_names() -> None:
 def test_links_between_documents_lead_somewhere() -> None:
     for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text()):
-            assert target.startswith("http") or (document.parent / target).exists(), f"{document.name} links to {target}"
+            assert target.startswith("http") or (document.parent / target).exists(), (
+                f"{document.name} links to {target}"
+            )
 
 
 def test_every_reference_is_in_the_bibliography() -> None:
-    keys = set(re.findall(r"^@\w+\{(\w+),", (ROOT / "docs/references.bib").read_text(), re.MULTILINE))
+    keys = set(
+        re.findall(r"^@\w+\{(\w+),", (ROOT / "docs/references.bib").read_text(), re.MULTILINE)
+    )
     sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
-    cited = {key for path in sources for key in re.findall(r"\[([a-z]+\d\d[a-z]?)(?:, [^\]]*)?\]", path.read_text())}
+    cited = {
+        key
+        for path in sources
+        for key in re.findall(r"\[([a-z]+\d\d[a-z]?)(?:, [^\]]*)?\]", path.read_text())
+    }
     assert len(cited) > 5
     assert cited - keys == set()
     assert set(re.findall(r"\| (\w+) \|$", as_markdown(), re.MULTILINE)) - {"reference"} <= keys
@@ -117,17 +148,35 @@ def test_every_reference_is_in_the_bibliography() -> None:
 
 @pytest.fixture
 def extended_package(tmp_path: Path) -> dict[str, str]:
-    """An environment whose attnscope is a copy of this one with the file of docs/extend.md added, and nothing else."""
+    """An environment whose attnscope is a copy of this one with the file of docs/extend.md added,
+    and nothing else.
+    """
     (source,) = blocks("docs/extend.md", "A new attention variant")
-    shutil.copytree(ROOT / "src/attnscope", tmp_path / "attnscope", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "src/attnscope", tmp_path / "attnscope", ignore=shutil.ignore_patterns("__pycache__")
+    )
     (tmp_path / "attnscope/attention/cauchy.py").write_text(source)
     return {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def test_a_seventh_variant_is_one_file(extended_package: dict[str, str]) -> None:
-    contract = ["-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "tests/attention", "-k", "cauchy"]
-    run = subprocess.run([sys.executable, *contract], cwd=ROOT, env=extended_package, capture_output=True, text=True)
+    contract = [
+        "-m",
+        "pytest",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        "tests/attention",
+        "-k",
+        "cauchy",
+    ]
+    run = subprocess.run(
+        [sys.executable, *contract], cwd=ROOT, env=extended_package, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
     listed = "from attnscope.cli import main; main(['variants', '--markdown'])"
-    table = subprocess.run([sys.executable, "-c", listed], env=extended_package, capture_output=True, text=True)
+    table = subprocess.run(
+        [sys.executable, "-c", listed], env=extended_package, capture_output=True, text=True
+    )
     assert "| cauchy | no | yes | not known | vandermaaten08 |" in table.stdout.splitlines()

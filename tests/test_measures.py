@@ -1,4 +1,6 @@
-"""Measures: exact moments, Gauss-Hermite exactness, seeds, dtypes and devices that follow the input."""
+"""Measures: exact moments, Gauss-Hermite exactness, seeds, dtypes and devices that follow the
+input.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,11 @@ def test_tokens_stand_at_i_over_n_unless_told_otherwise() -> None:
 
 
 def test_at_keeps_masses_and_positions(randn: Draw) -> None:
-    mu = Particles(randn(3, 2), torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64), torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64))
+    mu = Particles(
+        randn(3, 2),
+        torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64),
+        torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64),
+    )
     moved = mu.at(mu.x + 1)
     assert torch.equal(moved.x, mu.x + 1)
     assert moved.weights is mu.weights
@@ -61,25 +67,35 @@ def test_at_keeps_masses_and_positions(randn: Draw) -> None:
 
 
 def test_to_converts_every_part(randn: Draw) -> None:
-    mu = Particles(randn(3, 2), positions=torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)).to(torch.float32)
+    mu = Particles(randn(3, 2), positions=torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)).to(
+        torch.float32
+    )
     assert mu.positions is not None
     assert mu.x.dtype == mu.weights.dtype == mu.positions.dtype == torch.float32
-    gaussian = Gaussian(torch.zeros(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64)).to(torch.float32)
+    gaussian = Gaussian(torch.zeros(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64)).to(
+        torch.float32
+    )
     assert gaussian.mean.dtype == gaussian.cov.dtype == torch.float32
     assert Particles(randn(3, 2)).to("meta").x.device.type == "meta"
 
 
 @given(order=st.integers(1, 12), mean=st.floats(-1, 1), spread=st.floats(0.1, 2))
 def test_quadrature_integrates_polynomials_exactly(order: int, mean: float, spread: float) -> None:
-    rule = Gaussian(torch.tensor([mean], dtype=torch.float64), torch.tensor([[spread**2]], dtype=torch.float64)).quadrature(order)
+    rule = Gaussian(
+        torch.tensor([mean], dtype=torch.float64), torch.tensor([[spread**2]], dtype=torch.float64)
+    ).quadrature(order)
     z = (rule.x[:, 0] - mean) / spread
     assert rule.n == order
     for degree in range(2 * order):
-        assert float((rule.weights * z**degree).sum()) == pytest.approx(moment(degree), rel=1e-9, abs=1e-9 * moment(degree + degree % 2))
+        assert float((rule.weights * z**degree).sum()) == pytest.approx(
+            moment(degree), rel=1e-9, abs=1e-9 * moment(degree + degree % 2)
+        )
 
 
 def test_quadrature_one_degree_higher_is_not_exact() -> None:
-    rule = Gaussian(torch.zeros(1, dtype=torch.float64), torch.eye(1, dtype=torch.float64)).quadrature(2)
+    rule = Gaussian(
+        torch.zeros(1, dtype=torch.float64), torch.eye(1, dtype=torch.float64)
+    ).quadrature(2)
     assert float((rule.weights * rule.x[:, 0] ** 4).sum()) == pytest.approx(1.0)
 
 
@@ -115,7 +131,10 @@ def test_samples_have_the_law_of_the_gaussian(randn: Draw) -> None:
 
 
 def test_samples_follow_the_seed(generator: torch.Generator) -> None:
-    gaussian = Gaussian(torch.zeros(2, 2, dtype=torch.float64), torch.eye(2, dtype=torch.float64).expand(2, 2, 2).clone())
+    gaussian = Gaussian(
+        torch.zeros(2, 2, dtype=torch.float64),
+        torch.eye(2, dtype=torch.float64).expand(2, 2, 2).clone(),
+    )
     first = gaussian.sample(5, generator=7)
     assert first.x.shape == (2, 5, 2)
     assert torch.equal(first.x, gaussian.sample(5, generator=7).x)

@@ -25,10 +25,18 @@ def tensor(*rows: object) -> torch.Tensor:
 def cloud(seed: int, n: int, dim: int) -> Particles:
     source = torch.Generator().manual_seed(seed)
     weights = torch.rand(n, dtype=torch.float64, generator=source) + 0.1
-    return Particles(torch.randn(n, dim, dtype=torch.float64, generator=source), weights / weights.sum())
+    return Particles(
+        torch.randn(n, dim, dtype=torch.float64, generator=source), weights / weights.sum()
+    )
 
 
-@given(seed=st.integers(0, 99), n=st.integers(1, 8), dim=st.integers(1, 3), p=orders, size=st.sampled_from([1e-6, 1.0, 1e6]))
+@given(
+    seed=st.integers(0, 99),
+    n=st.integers(1, 8),
+    dim=st.integers(1, 3),
+    p=orders,
+    size=st.sampled_from([1e-6, 1.0, 1e6]),
+)
 def test_a_translation_costs_its_length(seed: int, n: int, dim: int, p: float, size: float) -> None:
     mu = cloud(seed, n, dim)
     shift = size * cloud(seed + 1, 1, dim).x[0]
@@ -38,16 +46,24 @@ def test_a_translation_costs_its_length(seed: int, n: int, dim: int, p: float, s
 
 
 @given(seed=st.integers(0, 99), n=st.integers(1, 5), dim=st.integers(1, 3), p=orders)
-def test_between_equal_masses_the_best_permutation_is_optimal(seed: int, n: int, dim: int, p: float) -> None:
+def test_between_equal_masses_the_best_permutation_is_optimal(
+    seed: int, n: int, dim: int, p: float
+) -> None:
     x, y = cloud(seed, n, dim).x, cloud(seed + 1, n, dim).x
-    best = min(float(((x - y[list(order)]).norm(dim=-1) ** p).mean()) ** (1 / p) for order in itertools.permutations(range(n)))
+    best = min(
+        float(((x - y[list(order)]).norm(dim=-1) ** p).mean()) ** (1 / p)
+        for order in itertools.permutations(range(n))
+    )
     assert wasserstein(Particles(x), Particles(y), p) == pytest.approx(best, rel=1e-9)
 
 
 @given(seed=st.integers(0, 99), n=st.integers(1, 8), m=st.integers(1, 8), p=orders)
 def test_a_line_needs_no_solver(seed: int, n: int, m: int, p: float) -> None:
     mu, nu = cloud(seed, n, 1), cloud(seed + 1, m, 1)
-    lifted = [Particles(torch.cat([part.x, torch.zeros_like(part.x)], -1), part.weights) for part in (mu, nu)]
+    lifted = [
+        Particles(torch.cat([part.x, torch.zeros_like(part.x)], -1), part.weights)
+        for part in (mu, nu)
+    ]
     assert wasserstein(mu, nu, p) == pytest.approx(wasserstein(*lifted, p), rel=1e-9, abs=1e-12)
 
 
@@ -72,7 +88,9 @@ def test_splitting_mass_costs_the_share_that_moves() -> None:
 
 def test_the_distance_is_exact_in_float32_too() -> None:
     x = torch.rand(20, 2, generator=torch.Generator().manual_seed(0))
-    assert wasserstein(Particles(x), Particles(x + 2.0**-10)) == pytest.approx(math.sqrt(2) / 2**10, rel=1e-3)
+    assert wasserstein(Particles(x), Particles(x + 2.0**-10)) == pytest.approx(
+        math.sqrt(2) / 2**10, rel=1e-3
+    )
 
 
 @given(m=st.floats(-2, 2), s=st.floats(0, 2), t=st.floats(0, 2))
@@ -81,10 +99,15 @@ def test_gaussians_on_a_line(m: float, s: float, t: float) -> None:
     assert wasserstein(mu, nu) == pytest.approx(math.hypot(m, s - t), abs=1e-9)
 
 
-@given(s=st.lists(st.floats(0, 2), min_size=3, max_size=3), t=st.lists(st.floats(0, 2), min_size=3, max_size=3))
+@given(
+    s=st.lists(st.floats(0, 2), min_size=3, max_size=3),
+    t=st.lists(st.floats(0, 2), min_size=3, max_size=3),
+)
 def test_bures_between_covariances_that_commute(s: list[float], t: list[float]) -> None:
     basis = torch.linalg.qr(cloud(0, 3, 3).x).Q
-    sigma, tau = (basis @ torch.diag(torch.tensor(v, dtype=torch.float64) ** 2) @ basis.mT for v in (s, t))
+    sigma, tau = (
+        basis @ torch.diag(torch.tensor(v, dtype=torch.float64) ** 2) @ basis.mT for v in (s, t)
+    )
     assert bures(sigma, tau) == pytest.approx(math.dist(s, t), abs=1e-7)
 
 
@@ -110,7 +133,9 @@ def test_bures_does_not_cancel_near_equality(randn: Draw) -> None:
     factor = randn(3, 3)
     cov = factor @ factor.mT
     assert bures(cov, cov) < 1e-13
-    assert bures(cov, cov * (1 + 1e-9) ** 2) == pytest.approx(1e-9 * math.sqrt(float(cov.trace())), rel=1e-4)
+    assert bures(cov, cov * (1 + 1e-9) ** 2) == pytest.approx(
+        1e-9 * math.sqrt(float(cov.trace())), rel=1e-4
+    )
 
 
 def test_bures_in_float32_is_as_good_as_its_input() -> None:
@@ -133,7 +158,10 @@ def test_sequences_in_order_are_compared_token_by_token(seed: int, n: int, dim: 
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     shuffled = Particles(y[order], positions=Particles(y).places()[order])
     assert conditional_wasserstein(Particles(x), shuffled) == pytest.approx(expected)
-    assert conditional_wasserstein(Particles(x), Particles(y)) >= wasserstein(Particles(x), Particles(y)) - 1e-12
+    assert (
+        conditional_wasserstein(Particles(x), Particles(y))
+        >= wasserstein(Particles(x), Particles(y)) - 1e-12
+    )
 
 
 @given(seed=st.integers(0, 99), p=orders)
@@ -149,7 +177,10 @@ def test_tokens_at_one_position_are_compared_as_a_cloud(seed: int, p: float) -> 
 
 def test_one_position_for_all_gives_the_plain_distance() -> None:
     mu, nu = cloud(0, 4, 2), cloud(1, 6, 2)
-    placed = [Particles(part.x, part.weights, torch.zeros(part.n, dtype=torch.float64)) for part in (mu, nu)]
+    placed = [
+        Particles(part.x, part.weights, torch.zeros(part.n, dtype=torch.float64))
+        for part in (mu, nu)
+    ]
     assert conditional_wasserstein(*placed, p=3) == pytest.approx(wasserstein(mu, nu, 3))
 
 
@@ -164,7 +195,9 @@ def test_a_token_split_in_two_is_the_same_sequence() -> None:
     [((0.5, 0.5), (0.5, 0.9)), ((0.4, 0.6), (0.5, 1.0)), ((0.5, 0.5), (1.0, 1.0))],
     ids=["other places", "other masses", "fewer places"],
 )
-def test_sequences_whose_positions_differ_in_law_are_infinitely_far(weights: tuple[float, ...], positions: tuple[float, ...]) -> None:
+def test_sequences_whose_positions_differ_in_law_are_infinitely_far(
+    weights: tuple[float, ...], positions: tuple[float, ...]
+) -> None:
     mu = Particles(tensor([0.0], [1.0]), tensor(0.5, 0.5), tensor(0.5, 1.0))
     nu = Particles(mu.x, tensor(*weights), tensor(*positions))
     assert conditional_wasserstein(mu, nu) == conditional_wasserstein(nu, mu) == math.inf
@@ -179,15 +212,23 @@ def test_a_token_without_mass_has_no_place() -> None:
 def test_a_cost_matrix_too_large_for_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_COST_ENTRIES", 100)
     with pytest.raises(
-        ValueError, match=r"between 11 and 10 particles needs a cost matrix of 110 entries, more than 100\. Compare smaller"
+        ValueError,
+        match=(
+            r"between 11 and 10 particles needs a cost matrix of 110 entries, more than 100\."
+            r" Compare smaller"
+        ),
     ):
         wasserstein(cloud(0, 11, 2), cloud(1, 10, 2))
 
 
 def test_a_power_that_the_solver_cannot_resolve_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"above p = 10 the solver cannot .* got p = 40\. Use a smaller p"):
+    with pytest.raises(
+        ValueError, match=r"above p = 10 the solver cannot .* got p = 40\. Use a smaller p"
+    ):
         wasserstein(cloud(0, 5, 2), cloud(1, 4, 2), 40)
 
 
 def test_a_line_takes_any_power() -> None:
-    assert wasserstein(Particles(tensor([0.0], [1.0])), Particles(tensor([3.0], [1.5])), 200) == pytest.approx(2 * 0.5 ** (1 / 200))
+    assert wasserstein(
+        Particles(tensor([0.0], [1.0])), Particles(tensor([3.0], [1.5])), 200
+    ) == pytest.approx(2 * 0.5 ** (1 / 200))

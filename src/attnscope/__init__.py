@@ -8,11 +8,18 @@ from attnscope.attention.linear import Linear
 from attnscope.attention.sigmoid import Sigmoid
 from attnscope.attention.sinkhorn import NotConverged, Sinkhorn
 from attnscope.attention.softmax import Softmax
-from attnscope.certify import Certificate, certify
+from attnscope.certification import Certificate, certify
 from attnscope.flows import Ellipsoid, Sphere, Trajectory, flow, residual
-from attnscope.jacobian import LinearOperator, SingularValues, SpectralNorm, jacobian, singular_values, spectral_norm
 from attnscope.measures import Gaussian, Particles
 from attnscope.models import Model, ModelNotice, load
+from attnscope.operators import (
+    LinearOperator,
+    SingularValues,
+    SpectralNorm,
+    jacobian,
+    singular_values,
+    spectral_norm,
+)
 from attnscope.transport import bures, conditional_wasserstein, wasserstein
 
 __version__ = "0.1.0"

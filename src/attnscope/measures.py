@@ -1,7 +1,8 @@
 r"""The two kinds of probability measure that attention acts on.
 
-`Particles` is $\sum_i w_i \delta_{x_i}$ (optionally on $[0,1] \times R^d$, each token at a position, for causal use);
-`Gaussian` is $N(m, \Sigma)$, singular covariances included. Both may be stacks: leading axes hold independent measures.
+`Particles` is $\sum_i w_i \delta_{x_i}$ (optionally on $[0,1] \times R^d$, each token at a
+position, for causal use); `Gaussian` is $N(m, \Sigma)$, singular covariances included. Both may be
+stacks: leading axes hold independent measures.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ MOST_QUADRATURE_POINTS = 10_000_000
 class Particles:
     r"""The measure $\sum_i w_i \delta_{x_i}$, or a stack of them with the same number of particles.
 
-    `weights` are non-negative and sum to one, uniform by default. `positions` in [0, 1] say where a token stands for
-    causal attention; without them token $i$ of $n$ stands at $i/n$.
+    `weights` are non-negative and sum to one, uniform by default. `positions` in [0, 1] say where a
+    token stands for causal attention; without them token $i$ of $n$ stands at $i/n$.
     """
 
     x: Float[Tensor, "*stack n d"]
     weights: Float[Tensor, "*stack n"]
     positions: Float[Tensor, "*stack n"] | None
 
-    def __init__(self, x: Tensor, weights: Tensor | None = None, positions: Tensor | None = None) -> None:
+    def __init__(
+        self, x: Tensor, weights: Tensor | None = None, positions: Tensor | None = None
+    ) -> None:
         check_tensor("x", x, "... n d")
         if weights is None:
             weights = torch.full_like(x[..., 0], 1.0 / x.shape[-2])
@@ -43,8 +46,8 @@ class Particles:
             _check_companion("positions", positions, x)
             if positions.min() < 0 or positions.max() > 1:
                 raise ValueError(
-                    f"positions must lie in [0, 1], got values from {positions.min():.6g} to {positions.max():.6g}. "
-                    "Token i of n usually stands at i/n."
+                    f"positions must lie in [0, 1], got values from {positions.min():.6g} to"
+                    f" {positions.max():.6g}. Token i of n usually stands at i/n."
                 )
         self._set(x, weights, positions)
 
@@ -54,7 +57,7 @@ class Particles:
         object.__setattr__(self, "positions", positions)
 
     def at(self, x: Float[Tensor, "*stack n e"]) -> Particles:
-        """The same masses and positions at other points (not checked again: this is the hot path)."""
+        """The same masses and positions elsewhere (not checked again: this is the hot path)."""
         moved = object.__new__(Particles)
         moved._set(x, self.weights, self.positions)
         return moved
@@ -75,7 +78,9 @@ class Particles:
         return self.x.shape[-1]
 
     def places(self) -> Float[Tensor, "*stack n"]:
-        """Where each token stands: `positions`, or token order i/n when there are none (float32 at least, so that none coincide)."""
+        """Where each token stands: `positions`, or token order i/n when there are none (float32 at
+        least, so that none coincide).
+        """
         if self.positions is not None:
             return self.positions
         precise = torch.promote_types(self.x.dtype, torch.float32)
@@ -97,7 +102,9 @@ class Particles:
 @final
 @dataclass(frozen=True, eq=False)
 class Gaussian:
-    r"""The measure $N(m, \Sigma)$, or a stack of them. $\Sigma$ is symmetric and positive semi-definite, singular allowed."""
+    r"""The measure $N(m, \Sigma)$, or a stack of them. $\Sigma$ is symmetric and positive
+    semi-definite, singular allowed.
+    """
 
     mean: Float[Tensor, "*stack d"]
     cov: Float[Tensor, "*stack d d"]
@@ -106,19 +113,22 @@ class Gaussian:
         check_tensor("mean", self.mean, "... d")
         check_tensor("cov", self.cov, "... d d")
         check_same_kind("cov", self.cov, "mean", self.mean)
-        check_shape("cov", self.cov, (*self.mean.shape, self.mean.shape[-1]), "one d x d matrix per mean")
+        check_shape(
+            "cov", self.cov, (*self.mean.shape, self.mean.shape[-1]), "one d x d matrix per mean"
+        )
         cov = self.cov.detach()
         tolerance = _tolerance(cov.dtype) * cov.abs().amax((-2, -1))
         asymmetry = (cov - cov.mT).abs().amax((-2, -1))
         if (asymmetry > tolerance).any():
             raise ValueError(
-                f"cov must be symmetric, got entries that differ from their mirror by up to {asymmetry.max():.3g}. "
-                "Pass (cov + cov.mT) / 2 if that is what you mean."
+                "cov must be symmetric, got entries that differ from their mirror by up to"
+                f" {asymmetry.max():.3g}. Pass (cov + cov.mT) / 2 if that is what you mean."
             )
         least = torch.linalg.eigvalsh((cov + cov.mT) / 2)[..., 0]
         if (least < -tolerance * self.dim).any():
             raise ValueError(
-                f"cov must be positive semi-definite, got an eigenvalue {least.min():.3g}. A covariance is L @ L.mT for some factor L."
+                f"cov must be positive semi-definite, got an eigenvalue {least.min():.3g}. A"
+                " covariance is L @ L.mT for some factor L."
             )
 
     @property
@@ -130,7 +140,9 @@ class Gaussian:
         return Gaussian(self.mean.to(target), self.cov.to(target))
 
     @staticmethod
-    def from_factor(mean: Float[Tensor, "*stack d"], factor: Float[Tensor, "*stack d d"]) -> Gaussian:
+    def from_factor(
+        mean: Float[Tensor, "*stack d"], factor: Float[Tensor, "*stack d d"]
+    ) -> Gaussian:
         r"""$N(m, LL^T)$, a Gaussian by construction (not checked: this is the hot path)."""
         made = object.__new__(Gaussian)
         object.__setattr__(made, "mean", mean)
@@ -139,7 +151,9 @@ class Gaussian:
         return made
 
     def any_factor(self) -> Float[Tensor, "*stack d d"]:
-        r"""Some $L$ with $L L^T = \Sigma$: the one it was made from, which keeps small variances exact, or `factor()`."""
+        r"""Some $L$ with $L L^T = \Sigma$: the one it was made from, which keeps small variances
+        exact, or `factor()`.
+        """
         made_from: Tensor | None = vars(self).get("_factor")
         return self.factor() if made_from is None else made_from
 
@@ -157,7 +171,8 @@ class Gaussian:
         return Particles(self.mean[..., None, :] + noise @ self.factor())
 
     def quadrature(self, order: int) -> Particles:
-        r"""Gauss-Hermite particles: integrates every polynomial of degree $2\,$order$-1$ per coordinate exactly.
+        r"""Gauss-Hermite particles: integrates every polynomial of degree $2\,$order$-1$ per
+        coordinate exactly.
 
         A tensor grid on the range of the covariance: order**rank particles.
         """
@@ -170,8 +185,9 @@ class Gaussian:
         rank = int(kept.sum())
         if order**rank > MOST_QUADRATURE_POINTS:
             raise ValueError(
-                f"quadrature(order={order}) in rank {rank} needs {order}**{rank} particles, more than {MOST_QUADRATURE_POINTS:,}. "
-                "Use a smaller order, or gaussian.sample(n, generator=seed)."
+                f"quadrature(order={order}) in rank {rank} needs {order}**{rank} particles, more"
+                f" than {MOST_QUADRATURE_POINTS:,}. Use a smaller order, or gaussian.sample(n,"
+                " generator=seed)."
             )
         nodes, masses = np.polynomial.hermite_e.hermegauss(order)
         masses = masses / masses.sum()
@@ -183,7 +199,9 @@ class Gaussian:
 
 
 def square_root(cov: Float[Tensor, "*stack d d"]) -> Float[Tensor, "*stack d d"]:
-    """The symmetric square root of a positive semi-definite matrix; what rounding made negative counts as zero."""
+    """The symmetric square root of a positive semi-definite matrix; what rounding made negative
+    counts as zero.
+    """
     values, vectors = torch.linalg.eigh((cov + cov.mT) / 2)
     return (vectors * values.clamp(min=0).sqrt()[..., None, :]) @ vectors.mT
 
@@ -201,7 +219,12 @@ def _check_companion(name: str, value: Tensor, x: Tensor) -> None:
 def _check_masses(weights: Tensor) -> None:
     weights = weights.detach()
     if weights.min() < 0:
-        raise ValueError(f"weights must not be negative, got a smallest weight of {weights.min():.6g}.")
+        raise ValueError(
+            f"weights must not be negative, got a smallest weight of {weights.min():.6g}."
+        )
     off = float((weights.sum(-1, dtype=torch.float64) - 1).abs().max())
     if off > _tolerance(weights.dtype):
-        raise ValueError(f"weights must sum to 1, got a sum that is off by {off:.3g}. Pass weights / weights.sum() instead.")
+        raise ValueError(
+            f"weights must sum to 1, got a sum that is off by {off:.3g}. Pass weights /"
+            " weights.sum() instead."
+        )

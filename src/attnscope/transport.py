@@ -1,4 +1,6 @@
-"""Wasserstein distances between measures: exact between clouds, closed form between Gaussians, conditional for sequences."""
+"""Wasserstein distances between measures: exact between clouds, closed form between Gaussians,
+conditional for sequences.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,19 @@ LARGEST_POWER = 10
 
 
 def wasserstein(mu: Particles | Gaussian, nu: Particles | Gaussian, p: float = 2) -> float:
-    r"""The distance $W_p(\mu, \nu) = (\min_\pi \int |x - y|^p d\pi)^{1/p}$: the distance itself, not its power.
+    r"""The distance $W_p(\mu, \nu) = (\min_\pi \int |x - y|^p d\pi)^{1/p}$: the distance itself,
+    not its power.
 
-    Exact between weighted clouds (network simplex; sorting on a line), Bures' formula between Gaussians (p = 2 only).
+    Exact between weighted clouds (network simplex; sorting on a line), Bures' formula between
+    Gaussians (p = 2 only).
     """
     _check_pair(mu, nu, p)
     if isinstance(mu, Gaussian) and isinstance(nu, Gaussian):
         if p != 2:
-            raise ValueError(f"between Gaussians only p = 2 has a closed form, got p = {p}. Sample them to use another p.")
+            raise ValueError(
+                f"between Gaussians only p = 2 has a closed form, got p = {p}. Sample them to use"
+                " another p."
+            )
         gap = torch.linalg.vector_norm(mu.mean.detach().double() - nu.mean.detach().double())
         return math.hypot(float(gap), bures(mu.cov, nu.cov))
     assert isinstance(mu, Particles)
@@ -34,10 +41,11 @@ def wasserstein(mu: Particles | Gaussian, nu: Particles | Gaussian, p: float = 2
 
 
 def conditional_wasserstein(mu: Particles, nu: Particles, p: float = 2) -> float:
-    r"""$d_p(\mu,\nu) = (\int W_p(\mu(\cdot|s), \nu(\cdot|s))^p d\theta(s))^{1/p}$ for sequences with positions [castin24, Sec. 4].
+    r"""$d_p(\mu,\nu) = (\int W_p(\mu(\cdot|s), \nu(\cdot|s))^p d\theta(s))^{1/p}$ for sequences
+    with positions [castin24, Sec. 4].
 
-    $\theta$ is the law of the positions, which both must share: otherwise the distance is infinite. Two sequences of n
-    tokens in order have $d_2 = \|X - Y\|_F/\sqrt{n}$.
+    $\theta$ is the law of the positions, which both must share: otherwise the distance is infinite.
+    Two sequences of n tokens in order have $d_2 = \|X - Y\|_F/\sqrt{n}$.
     """
     _check_pair(mu, nu, p)
     if not isinstance(mu, Particles) or not isinstance(nu, Particles):
@@ -49,20 +57,36 @@ def conditional_wasserstein(mu: Particles, nu: Particles, p: float = 2) -> float
         return math.inf
     here, there = torch.split(w, counts.tolist()), torch.split(z, other_counts.tolist())
     masses = torch.stack([part.sum() for part in here])
-    if not torch.allclose(masses, torch.stack([part.sum() for part in there]), rtol=0, atol=1e-9 if mu.x.dtype == torch.float64 else 1e-5):
+    if not torch.allclose(
+        masses,
+        torch.stack([part.sum() for part in there]),
+        rtol=0,
+        atol=1e-9 if mu.x.dtype == torch.float64 else 1e-5,
+    ):
         return math.inf
     if len(places) == len(s) == len(t):
         distances = torch.linalg.vector_norm(x - y, dim=-1)
     else:
-        clouds = zip(torch.split(x, counts.tolist()), here, torch.split(y, other_counts.tolist()), there, strict=True)
-        distances = torch.tensor([_between_clouds(a, v / v.sum(), b, u / u.sum(), p) for a, v, b, u in clouds], dtype=torch.float64)
+        clouds = zip(
+            torch.split(x, counts.tolist()),
+            here,
+            torch.split(y, other_counts.tolist()),
+            there,
+            strict=True,
+        )
+        distances = torch.tensor(
+            [_between_clouds(a, v / v.sum(), b, u / u.sum(), p) for a, v, b, u in clouds],
+            dtype=torch.float64,
+        )
     return _power_mean(distances, masses / masses.sum(), p)
 
 
 def bures(sigma: Float[Tensor, "d d"], tau: Float[Tensor, "d d"]) -> float:
-    r"""The distance $W_2$ between $N(0, \Sigma)$ and $N(0, T)$: $\min_O |\Sigma^{1/2} - T^{1/2} O|_F$ over orthogonal $O$.
+    r"""The distance $W_2$ between $N(0, \Sigma)$ and $N(0, T)$: $\min_O |\Sigma^{1/2} - T^{1/2}
+    O|_F$ over orthogonal $O$.
 
-    Its square is $\mathrm{tr}(\Sigma + T - 2(\Sigma^{1/2}T\Sigma^{1/2})^{1/2})$; this form does not cancel near equality.
+    Its square is $\mathrm{tr}(\Sigma + T - 2(\Sigma^{1/2}T\Sigma^{1/2})^{1/2})$; this form does not
+    cancel near equality.
     """
     for name, matrix in (("sigma", sigma), ("tau", tau)):
         check_tensor(name, matrix, "d d")
@@ -81,17 +105,26 @@ def _between_clouds(x: Tensor, w: Tensor, y: Tensor, z: Tensor, p: float) -> flo
         on_line = ((x[:, 0] / unit).numpy(), (y[:, 0] / unit).numpy(), w.numpy(), z.numpy())
         return unit * max(float(ot.wasserstein_1d(*on_line, p=p)), 0.0) ** (1 / p)
     if p > LARGEST_POWER:
-        raise ValueError(f"above p = {LARGEST_POWER} the solver cannot tell large |x - y|^p apart exactly, got p = {p}. Use a smaller p.")
+        raise ValueError(
+            f"above p = {LARGEST_POWER} the solver cannot tell large |x - y|^p apart exactly, got p"
+            f" = {p}. Use a smaller p."
+        )
     if len(w) * len(z) > MOST_COST_ENTRIES:
         raise ValueError(
-            f"exact transport between {len(w):,} and {len(z):,} particles needs a cost matrix of {len(w) * len(z):,} entries, more than "
-            f"{MOST_COST_ENTRIES:,}. Compare smaller samples, or one-dimensional projections."
+            f"exact transport between {len(w):,} and {len(z):,} particles needs a cost matrix of"
+            f" {len(w) * len(z):,} entries, more than {MOST_COST_ENTRIES:,}. Compare smaller"
+            " samples, or one-dimensional projections."
         )
     gaps = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
     unit = float(gaps.max()) or 1.0
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # POT only warns when the network simplex did not finish
-        value = ot.emd2((w / w.sum()).numpy(), (z / z.sum()).numpy(), ((gaps / unit) ** p).numpy(), numItermax=100_000_000)
+        value = ot.emd2(
+            (w / w.sum()).numpy(),
+            (z / z.sum()).numpy(),
+            ((gaps / unit) ** p).numpy(),
+            numItermax=100_000_000,
+        )
     return unit * max(float(value), 0.0) ** (1 / p)
 
 
@@ -102,7 +135,10 @@ def _power_mean(distances: Tensor, masses: Tensor, p: float) -> float:
 
 def _sequence(mu: Particles) -> tuple[Tensor, Tensor, Tensor]:
     """Points, weights and places of the particles that carry mass, in the order of their places."""
-    x, w, s = (part.detach().to("cpu", torch.float64)[mu.weights.detach().cpu() > 0] for part in (mu.x, mu.weights, mu.places()))
+    x, w, s = (
+        part.detach().to("cpu", torch.float64)[mu.weights.detach().cpu() > 0]
+        for part in (mu.x, mu.weights, mu.places())
+    )
     order = s.argsort(stable=True)
     return x[order], w[order], s[order]
 
@@ -110,8 +146,8 @@ def _sequence(mu: Particles) -> tuple[Tensor, Tensor, Tensor]:
 def _check_pair(mu: object, nu: object, p: float) -> None:
     if not isinstance(mu, Particles | Gaussian) or type(mu) is not type(nu):
         raise TypeError(
-            f"expected two Particles or two Gaussians, got {described(mu)[:60]} and {described(nu)[:60]}. "
-            "Sample the Gaussian to compare it with a cloud."
+            f"expected two Particles or two Gaussians, got {described(mu)[:60]} and"
+            f" {described(nu)[:60]}. Sample the Gaussian to compare it with a cloud."
         )
     assert isinstance(nu, Particles | Gaussian)
     points, others = (m.x if isinstance(m, Particles) else m.mean for m in (mu, nu))

@@ -25,38 +25,56 @@ def check_tensor(name: str, value: object, shape: str) -> None:
         )
     if not value.dtype.is_floating_point:
         raise TypeError(
-            f"{name} must hold real floating-point numbers, got {described(value)}. Convert it first, for example with .to(torch.float64)."
+            f"{name} must hold real floating-point numbers, got {described(value)}. Convert it"
+            " first, for example with .to(torch.float64)."
         )
     axes = shape.replace("...", "").split()
     stacked = shape.startswith("...")
     if value.ndim < len(axes) or (value.ndim > len(axes) and not stacked):
         raise ValueError(f"{name} must have shape ({shape}), got {described(value)}.")
     if 0 in value.shape:
-        raise ValueError(f"{name} must have shape ({shape}) with no empty axis, got {described(value)}.")
-    if not torch.stack(torch.aminmax(value.detach())).isfinite().all():  # one pass: a NaN is both the least and the largest
+        raise ValueError(
+            f"{name} must have shape ({shape}) with no empty axis, got {described(value)}."
+        )
+    if (
+        not torch.stack(torch.aminmax(value.detach())).isfinite().all()
+    ):  # one pass: a NaN is both the least and the largest
         bad = int((~torch.isfinite(value)).sum())
-        raise ValueError(f"{name} must be finite, got {bad} NaN or infinite entries out of {value.numel()}. Remove or repair them first.")
+        raise ValueError(
+            f"{name} must be finite, got {bad} NaN or infinite entries out of {value.numel()}."
+            " Remove or repair them first."
+        )
 
 
 def check_same_kind(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
     """Refuse two tensors of different dtype or device: nothing is converted silently."""
     if value.dtype != other.dtype:
-        raise TypeError(f"{name} must have the dtype of {other_name}, {other.dtype}, got {value.dtype}. Convert one of them with .to(...).")
+        raise TypeError(
+            f"{name} must have the dtype of {other_name}, {other.dtype}, got {value.dtype}. Convert"
+            " one of them with .to(...)."
+        )
     if value.device != other.device:
         raise ValueError(
-            f"{name} must be on the device of {other_name}, {other.device}, got {value.device}. Move one of them with .to(...)."
+            f"{name} must be on the device of {other_name}, {other.device}, got {value.device}."
+            " Move one of them with .to(...)."
         )
 
 
 def check_shape(name: str, value: Tensor, expected: tuple[int, ...], why: str) -> None:
     """Refuse a tensor that does not have exactly the expected shape."""
     if tuple(value.shape) != tuple(expected):
-        raise ValueError(f"{name} must have shape {tuple(expected)} ({why}), got {described(value)}.")
+        raise ValueError(
+            f"{name} must have shape {tuple(expected)} ({why}), got {described(value)}."
+        )
 
 
 def check_positive(name: str, value: object) -> None:
     """Refuse anything but a finite number above zero."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 < value < float("inf")
+    ):
         raise ValueError(f"{name} must be a finite number above 0, got {described(value)}.")
 
 
@@ -65,5 +83,7 @@ def as_generator(generator: torch.Generator | int, device: torch.device) -> torc
     if isinstance(generator, torch.Generator):
         return generator
     if isinstance(generator, bool) or not isinstance(generator, int):
-        raise TypeError(f"generator must be a torch.Generator or an integer seed, got {described(generator)}.")
+        raise TypeError(
+            f"generator must be a torch.Generator or an integer seed, got {described(generator)}."
+        )
     return torch.Generator(device=device).manual_seed(generator)

@@ -24,13 +24,19 @@ def found() -> dict[bool, attacks.Curves]:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_is_found_grows_and_stays_below_every_bound(found: dict[bool, attacks.Curves], causal: bool) -> None:
+def test_what_is_found_grows_and_stays_below_every_bound(
+    found: dict[bool, attacks.Curves], causal: bool
+) -> None:
     curves = found[causal]
-    assert {(point.n, point.radius) for point in curves.points} == {(n, radius) for n in (2, 3, 4) for radius in (0.5, 1.5)}
+    assert {(point.n, point.radius) for point in curves.points} == {
+        (n, radius) for n in (2, 3, 4) for radius in (0.5, 1.5)
+    }
     for point in curves.points:
         assert float(point.found.mu.radius()) <= point.radius
         assert point.found.mu.n == point.n
-        assert {bound.name for bound in point.bounds} == ({"U1", "U1'", "K3"} if causal else {"U1", "U1'", "M1", "M1'"})
+        assert {bound.name for bound in point.bounds} == (
+            {"U1", "U1'", "K3"} if causal else {"U1", "U1'", "M1", "M1'"}
+        )
         assert all(point.found.value <= bound.value for bound in point.bounds)
     for n in (2, 3, 4):
         values = [curves.at(n, radius).found.value for radius in (0.5, 1.5)]

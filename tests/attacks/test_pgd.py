@@ -1,4 +1,6 @@
-"""The attack stays in its ball, finds the worst point of functions whose worst point is known, and says when it is blind."""
+"""The attack stays in its ball, finds the worst point of functions whose worst point is known, and
+says when it is blind.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,23 @@ def test_a_linear_function_loses_eps_times_its_slope(randn: Callable[..., Tensor
 
 
 @pytest.mark.parametrize("factor", [0.999, 1.001])
-def test_it_succeeds_exactly_beyond_the_distance_to_the_boundary(factor: float, randn: Callable[..., Tensor]) -> None:
+def test_it_succeeds_exactly_beyond_the_distance_to_the_boundary(
+    factor: float, randn: Callable[..., Tensor]
+) -> None:
     w, x = randn(5, 8), randn(7, 8)
     z = x @ w.mT
     labels = z.argmax(1)
-    distances = (z.gather(1, labels[:, None]) - z) / torch.linalg.vector_norm(w[labels][:, None] - w, dim=-1)
+    distances = (z.gather(1, labels[:, None]) - z) / torch.linalg.vector_norm(
+        w[labels][:, None] - w, dim=-1
+    )
     radius = distances.masked_fill(distances.isnan() | (distances <= 0), torch.inf).amin(1)
     found = pgd(linear(w), x, labels, factor * radius, steps=200, restarts=3)
     assert found.succeeded.all() if factor > 1 else not found.succeeded.any()
 
 
-def test_the_worst_point_of_a_curved_function_is_on_the_known_side(randn: Callable[..., Tensor]) -> None:
+def test_the_worst_point_of_a_curved_function_is_on_the_known_side(
+    randn: Callable[..., Tensor],
+) -> None:
     x = torch.zeros(1, 5, dtype=torch.float64)
     stretch = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2], dtype=torch.float64)
 
@@ -75,7 +83,9 @@ def test_its_gradient_is_that_of_differences(randn: Callable[..., Tensor]) -> No
     for k in range(6):
         step = torch.zeros(6, dtype=torch.float64)
         step[k] = 1e-6
-        slope = (_descend(function, x + step, labels)[0] - _descend(function, x - step, labels)[0]) / 2e-6
+        slope = (
+            _descend(function, x + step, labels)[0] - _descend(function, x - step, labels)[0]
+        ) / 2e-6
         assert torch.allclose(gradient[:, k], slope, atol=1e-8)
     assert gap.shape == (3,)
 
@@ -91,10 +101,22 @@ def test_success_is_checked_on_the_image_that_is_returned(randn: Callable[..., T
 
 def test_flat_and_broken_gradients_are_reported(randn: Callable[..., Tensor]) -> None:
     x, labels = randn(3, 4), torch.zeros(3, dtype=torch.int64)
-    steps = pgd(lambda x: torch.stack([torch.ones_like(x[:, 0]) + 0 * x[:, 0], x[:, 0] * 0], dim=1), x, labels, 0.1, steps=3)
+    steps = pgd(
+        lambda x: torch.stack([torch.ones_like(x[:, 0]) + 0 * x[:, 0], x[:, 0] * 0], dim=1),
+        x,
+        labels,
+        0.1,
+        steps=3,
+    )
     assert steps.blind.all()
     assert not steps.succeeded.any()
-    broken = pgd(lambda x: torch.stack([2 + torch.sqrt(0 * x[:, 0]), 0 * x[:, 0]], dim=1), x, labels, 0.1, steps=3)
+    broken = pgd(
+        lambda x: torch.stack([2 + torch.sqrt(0 * x[:, 0]), 0 * x[:, 0]], dim=1),
+        x,
+        labels,
+        0.1,
+        steps=3,
+    )
     assert broken.blind.all()
     assert broken.x.isfinite().all()
     assert not pgd(linear(randn(2, 4)), x, labels, 0.1, steps=3).blind.any()
@@ -103,12 +125,17 @@ def test_flat_and_broken_gradients_are_reported(randn: Callable[..., Tensor]) ->
 def test_an_attack_is_repeatable(randn: Callable[..., Tensor]) -> None:
     w, x = randn(3, 5), randn(4, 5)
     labels = torch.zeros(4, dtype=torch.int64)
-    a, b, c = (pgd(lambda x: torch.sin(3 * x @ w.mT), x, labels, 0.3, steps=5, seed=seed).x for seed in (1, 1, 2))
+    a, b, c = (
+        pgd(lambda x: torch.sin(3 * x @ w.mT), x, labels, 0.3, steps=5, seed=seed).x
+        for seed in (1, 1, 2)
+    )
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
 
 
-def test_chunks_see_the_same_worst_case(randn: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_see_the_same_worst_case(
+    randn: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     w, x = randn(2, 5), randn(6, 5)
     labels = torch.zeros(6, dtype=torch.int64)
     whole = pgd(linear(w), x, labels, 0.3, steps=30)
@@ -131,7 +158,10 @@ def test_chunks_see_the_same_worst_case(randn: Callable[..., Tensor], monkeypatc
         ({"x": torch.zeros(4, dtype=torch.float64)}, "a batch of images"),
         ({"box": (0.0, 0.5)}, "box must be two values"),
         ({"function": lambda x: x[:, 0]}, "logits"),
-        ({"function": lambda x: (x @ torch.ones(4, 3, dtype=torch.float64)).detach()}, "no gradient"),
+        (
+            {"function": lambda x: (x @ torch.ones(4, 3, dtype=torch.float64)).detach()},
+            "no gradient",
+        ),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, object], says: str) -> None:

@@ -1,4 +1,6 @@
-"""Mass splitting: the law is the dense Jacobian of the split input, and finite attacks at equal budgets tend to it."""
+"""Mass splitting: the law is the dense Jacobian of the split input, and finite attacks at equal
+budgets tend to it.
+"""
 
 from __future__ import annotations
 
@@ -45,26 +47,43 @@ def divided(mu: Particles, copies: int, generator: torch.Generator) -> Particles
     """Every token in copies of random mass that share its position."""
     fractions = torch.rand(mu.n, copies, generator=generator, dtype=torch.float64) + 0.05
     masses = mu.weights[:, None] * fractions / fractions.sum(-1, keepdim=True)
-    return Particles(mu.x.repeat_interleave(copies, 0), masses.flatten() / masses.sum(), mu.places().repeat_interleave(copies))
+    return Particles(
+        mu.x.repeat_interleave(copies, 0),
+        masses.flatten() / masses.sum(),
+        mu.places().repeat_interleave(copies),
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "causal"), [(name, causal) for name in variants() for causal in (False, True) if (name, causal) != ("sinkhorn", True)]
+    ("name", "causal"),
+    [
+        (name, causal)
+        for name in variants()
+        for causal in (False, True)
+        if (name, causal) != ("sinkhorn", True)
+    ],
 )
 @settings(max_examples=4)
 @given(seed=st.integers(0, 2**32), copies=st.integers(2, 3))
-def test_the_law_is_the_jacobian_of_the_split_input(name: str, causal: bool, seed: int, copies: int) -> None:
+def test_the_law_is_the_jacobian_of_the_split_input(
+    name: str, causal: bool, seed: int, copies: int
+) -> None:
     attention, mu, generator = problem(name, seed, causal)
     law = attacks.split(attention, mu)
     assert law.move == pytest.approx(local_constant(attention, mu), rel=1e-9)
-    assert law.constant == pytest.approx(local_constant(attention, divided(mu, copies, generator)), rel=1e-9)
+    assert law.constant == pytest.approx(
+        local_constant(attention, divided(mu, copies, generator)), rel=1e-9
+    )
     assert law.gain == pytest.approx(max(1.0, law.split / law.move))
     assert law.pays == (law.split > law.move)
 
 
 def test_copies_apart_act_through_the_covariance_of_what_a_token_reads(randn: Draw) -> None:
     a, v = randn(3, 3), randn(3, 3)
-    attention, mu = Softmax(Heads.from_matrices(a, v)), Particles(randn(5, 3), torch.softmax(randn(5), -1))
+    attention, mu = (
+        Softmax(Heads.from_matrices(a, v)),
+        Particles(randn(5, 3), torch.softmax(randn(5), -1)),
+    )
     p = torch.softmax(mu.x @ a.mT @ mu.x.mT + mu.weights.log(), dim=-1)
     centred = mu.x - (p @ mu.x)[:, None]
     cov = torch.einsum("ij,ijd,ije->ide", p, centred, centred)
@@ -72,14 +91,25 @@ def test_copies_apart_act_through_the_covariance_of_what_a_token_reads(randn: Dr
     norms = torch.linalg.matrix_norm(v @ cov @ a, 2)
     torch.testing.assert_close(law.apart, norms)
     assert law.token == int(norms.argmax())
-    torch.testing.assert_close(torch.linalg.vector_norm(v @ cov[law.token] @ a @ law.direction), norms.max())
+    torch.testing.assert_close(
+        torch.linalg.vector_norm(v @ cov[law.token] @ a @ law.direction), norms.max()
+    )
 
 
 def test_heads_that_read_token_numbers_obey_the_law_when_copies_share_a_number(randn: Draw) -> None:
-    """Rotary embedding, position bias and a mask, written out for copies that stand at the same place."""
+    """Rotary embedding, position bias and a mask, written out for copies that stand at the same
+    place.
+    """
     n, d, k = 4, 3, 2
     heads = Heads(
-        randn(2, k, d), randn(2, k, d), randn(2, d, d), None, randn(2, k), randn(2, k), rotary=randn(1), position_bias=randn(2, n, n)
+        randn(2, k, d),
+        randn(2, k, d),
+        randn(2, d, d),
+        None,
+        randn(2, k),
+        randn(2, k),
+        rotary=randn(1),
+        position_bias=randn(2, n, n),
     )
     number = torch.arange(n).repeat_interleave(2)
 
@@ -99,13 +129,20 @@ def test_heads_that_read_token_numbers_obey_the_law_when_copies_share_a_number(r
 
 
 def test_copies_written_one_after_the_other_under_a_mask_do_not_obey_the_law(randn: Draw) -> None:
-    attention = Softmax(Heads.from_matrices(torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)), causal=True)
+    attention = Softmax(
+        Heads.from_matrices(
+            torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+        ),
+        causal=True,
+    )
     twice = Particles(randn(1, 1).repeat_interleave(2, 0))
     assert local_constant(attention, twice) == pytest.approx(math.sqrt((3 + math.sqrt(5)) / 4))
 
 
 def paying() -> tuple[Attention, Particles]:
-    """Two far tokens and one between them that prefers neither, scores minus the inner product: splitting it pays."""
+    """Two far tokens and one between them that prefers neither, scores minus the inner product:
+    splitting it pays.
+    """
     x = torch.tensor([[3.0, 0.0], [-3.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
     a = -torch.eye(2, dtype=torch.float64)
     return Softmax(Heads.from_matrices(a, torch.eye(2, dtype=torch.float64))), Particles(
@@ -150,13 +187,20 @@ def test_under_a_mask_tokens_are_compared_with_those_of_their_own_position() -> 
 
 
 def test_the_finite_attack_on_a_line_is_what_it_says() -> None:
-    """Linear attention in one dimension: outputs are the moment times the token, whatever the size of the attack."""
+    """Linear attention in one dimension: outputs are the moment times the token, whatever the size
+    of the attack.
+    """
     x = torch.tensor([[2.0], [-1.0]], dtype=torch.float64)
-    attention = variants()["linear"](Heads.from_matrices(torch.ones(1, 1, dtype=x.dtype), torch.ones(1, 1, dtype=x.dtype)))
+    attention = variants()["linear"](
+        Heads.from_matrices(torch.ones(1, 1, dtype=x.dtype), torch.ones(1, 1, dtype=x.dtype))
+    )
     found = attacks.compare(attention, Particles(x), 0.3)
     moment = 2.5 + 0.09  # halves at +-0.3 sqrt(2) around one token add half of 0.18
     assert found.law.split == pytest.approx(2.5)
-    before, after = 2.5 * x[:, 0], torch.tensor([2 + 0.3 * math.sqrt(2), 2 - 0.3 * math.sqrt(2), -1], dtype=x.dtype)
+    before, after = (
+        2.5 * x[:, 0],
+        torch.tensor([2 + 0.3 * math.sqrt(2), 2 - 0.3 * math.sqrt(2), -1], dtype=x.dtype),
+    )
     if found.law.token == 1:
         after = torch.tensor([-1 + 0.3 * math.sqrt(2), -1 - 0.3 * math.sqrt(2), 2], dtype=x.dtype)
     after = moment * after
@@ -176,7 +220,9 @@ def test_what_cannot_be_split_is_refused(randn: Draw) -> None:
     with pytest.raises(ValueError, match="one measure"):
         attacks.split(attention, Particles(randn(2, 3, 2)))
     with pytest.raises(ValueError, match="drop the particles"):
-        attacks.split(attention, Particles(randn(2, 2), torch.tensor([1.0, 0.0], dtype=torch.float64)))
+        attacks.split(
+            attention, Particles(randn(2, 2), torch.tensor([1.0, 0.0], dtype=torch.float64))
+        )
     with pytest.raises(TypeError, match="needs a Particles"):
         attacks.split(attention, Gaussian(randn(2), torch.eye(2, dtype=torch.float64)))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="needs an attention"):

@@ -1,4 +1,6 @@
-"""The search for worst inputs: it climbs, stays in the ball, reaches what the theorems promise and never exceeds what they forbid."""
+"""The search for worst inputs: it climbs, stays in the ball, reaches what the theorems promise and
+never exceeds what they forbid.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,23 @@ def single(a: Tensor, causal: bool = False) -> Softmax:
 
 
 def some_heads(randn: Draw, d: int = 3) -> Heads:
-    return Heads(randn(2, 2, d), randn(2, 2, d), randn(2, 2, d), randn(2, d, 2), randn(2, 2), randn(2, 2), randn(2, 2), randn(d))
+    return Heads(
+        randn(2, 2, d),
+        randn(2, 2, d),
+        randn(2, 2, d),
+        randn(2, d, 2),
+        randn(2, 2),
+        randn(2, 2),
+        randn(2, 2),
+        randn(d),
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("variant", [Softmax, L2, Sigmoid])
-def test_the_gradient_is_that_of_the_largest_singular_value(variant: type[Attention], causal: bool, randn: Draw) -> None:
+def test_the_gradient_is_that_of_the_largest_singular_value(
+    variant: type[Attention], causal: bool, randn: Draw
+) -> None:
     attention = variant(some_heads(randn), causal=causal)
     x, log_weights = randn(2, 4, 3), torch.log_softmax(randn(2, 4), dim=-1)
     pair = top_pairs(attention, Particles(x, masses(log_weights)), randn(2, 4, 3), 12)
@@ -47,7 +60,13 @@ def test_the_gradient_is_that_of_the_largest_singular_value(variant: type[Attent
     for b in range(2):
 
         def at(t: float, b: int = b) -> float:
-            return float(local_constant(attention, x[b] + t * way[b], torch.softmax(log_weights[b] + t * tilt[b], dim=-1)))
+            return float(
+                local_constant(
+                    attention,
+                    x[b] + t * way[b],
+                    torch.softmax(log_weights[b] + t * tilt[b], dim=-1),
+                )
+            )
 
         assert float(pair.value[b]) == pytest.approx(at(0), rel=1e-10)
         slope = float((tokens[b] * way[b]).sum() + (mass[b] * tilt[b]).sum())
@@ -55,9 +74,14 @@ def test_the_gradient_is_that_of_the_largest_singular_value(variant: type[Attent
 
 
 @pytest.mark.parametrize("radius", [1.0, 1.75, 2.5])
-def test_random_starts_alone_reach_the_best_two_diracs_and_nothing_exceeds_the_bound(radius: float) -> None:
+def test_random_starts_alone_reach_the_best_two_diracs_and_nothing_exceeds_the_bound(
+    radius: float,
+) -> None:
     attention = single(torch.diag(torch.tensor([-1.0, 0.5], dtype=torch.float64)))
-    family = max(constructions.unbalanced(attention, radius, t).bound.value for t in torch.logspace(-2, 3, 200).tolist())
+    family = max(
+        constructions.unbalanced(attention, radius, t).bound.value
+        for t in torch.logspace(-2, 3, 200).tolist()
+    )
     found = attacks.worst_case(attention, 2, radius, weighted=True, starts=16, steps=60)
     bound = found.bound
     assert bound is not None
@@ -72,11 +96,15 @@ def test_random_starts_alone_reach_the_best_two_diracs_and_nothing_exceeds_the_b
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_what_is_found_is_true_of_the_point_itself(causal: bool, weighted: bool, randn: Draw) -> None:
+def test_what_is_found_is_true_of_the_point_itself(
+    causal: bool, weighted: bool, randn: Draw
+) -> None:
     attention = Softmax(some_heads(randn))
     found = attacks.worst_case(attention, 4, 1.2, weighted, causal=causal, starts=8, steps=25)
     masked = Softmax(attention.heads, causal=causal)
-    assert found.value == pytest.approx(float(local_constant(masked, found.tokens, found.weights)), rel=1e-9)
+    assert found.value == pytest.approx(
+        float(local_constant(masked, found.tokens, found.weights)), rel=1e-9
+    )
     assert float(torch.linalg.vector_norm(found.tokens, dim=-1).max()) <= 1.2
     assert float(found.weights.sum()) == pytest.approx(1)
     assert weighted or torch.equal(found.weights, torch.full((4,), 0.25, dtype=torch.float64))
@@ -102,7 +130,10 @@ def test_the_constructions_are_among_the_starts(randn: Draw) -> None:
     began = dict(zip(masked.names, masked.history[0].tolist(), strict=True))
     assert began["K2"] >= constructions.rare_first(single(a, causal=True), 6, 1.5).bound.value
     assert began["K2"] == pytest.approx(
-        float(local_constant(single(a, causal=True), constructions.opposite(single(a), 6, 1.5).mu.x)), rel=1e-6
+        float(
+            local_constant(single(a, causal=True), constructions.opposite(single(a), 6, 1.5).mu.x)
+        ),
+        rel=1e-6,
     )
 
 
@@ -117,7 +148,9 @@ def test_attention_that_reads_all_tokens_alike_has_the_constant_of_its_values(ra
 
 
 def test_one_head_of_a_wide_model_is_searched_on_what_it_reads(randn: Draw) -> None:
-    heads = Heads(randn(1, 2, 9), randn(1, 2, 9), randn(1, 2, 9), randn(1, 9, 2), query_bias=randn(1, 2))
+    heads = Heads(
+        randn(1, 2, 9), randn(1, 2, 9), randn(1, 2, 9), randn(1, 9, 2), query_bias=randn(1, 2)
+    )
     small, basis = reduced(Softmax(heads, causal=True))
     assert basis is not None
     assert small.heads.dim == 6
@@ -131,11 +164,15 @@ def test_one_head_of_a_wide_model_is_searched_on_what_it_reads(randn: Draw) -> N
     assert float(values[24:].max()) < 1e-12
     found = attacks.worst_case(Softmax(heads), 4, 1.0, starts=6, steps=20)
     assert found.tokens.shape == (4, 9)
-    assert found.value == pytest.approx(float(local_constant(Softmax(heads), found.tokens)), rel=1e-9)
+    assert found.value == pytest.approx(
+        float(local_constant(Softmax(heads), found.tokens)), rel=1e-9
+    )
 
 
 def test_a_variant_without_theorems_is_searched_too(randn: Draw) -> None:
-    found = attacks.worst_case(Linear(Heads.from_matrices(randn(2, 2), randn(2, 2))), 3, 1.0, starts=4, steps=10)
+    found = attacks.worst_case(
+        Linear(Heads.from_matrices(randn(2, 2), randn(2, 2))), 3, 1.0, starts=4, steps=10
+    )
     assert found.bound is None
     assert found.ratio is None
     assert "no upper bound" in str(found)
@@ -143,7 +180,9 @@ def test_a_variant_without_theorems_is_searched_too(randn: Draw) -> None:
 
 def test_a_search_repeats_itself_and_can_be_stopped(randn: Draw) -> None:
     attention = single(randn(2, 2))
-    first, second, other = (attacks.worst_case(attention, 3, 1.0, starts=6, steps=8, seed=seed) for seed in (1, 1, 2))
+    first, second, other = (
+        attacks.worst_case(attention, 3, 1.0, starts=6, steps=8, seed=seed) for seed in (1, 1, 2)
+    )
     assert torch.equal(first.tokens, second.tokens)
     assert not torch.equal(first.history, other.history)
     seen: list[float] = []
@@ -168,7 +207,10 @@ def test_the_papers_inputs_come_from_one_head(randn: Draw) -> None:
     expected = constructions.opposite(plain, 5, 2.0).mu.x
     torch.testing.assert_close(attacks.adversarial(plain, 0, 5, 2.0).x, expected)
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
-    torch.testing.assert_close(attacks.adversarial(single(turn), 0, 5, 2.0).x, constructions.oblique(single(turn), 5, 2.0).mu.x)
+    torch.testing.assert_close(
+        attacks.adversarial(single(turn), 0, 5, 2.0).x,
+        constructions.oblique(single(turn), 5, 2.0).mu.x,
+    )
 
 
 def test_inside_is_the_nearest_point_of_the_ball(randn: Draw) -> None:
@@ -177,7 +219,9 @@ def test_inside_is_the_nearest_point_of_the_ball(randn: Draw) -> None:
     near = inside(x, 2.0)
     assert torch.equal(near[kept], x[kept])
     assert (torch.linalg.vector_norm(near, dim=-1) <= 2).all()
-    torch.testing.assert_close(torch.nn.functional.cosine_similarity(near, x), torch.ones(50, dtype=x.dtype))
+    torch.testing.assert_close(
+        torch.nn.functional.cosine_similarity(near, x), torch.ones(50, dtype=x.dtype)
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,6 +250,10 @@ def test_papers_inputs_that_do_not_exist_are_refused() -> None:
     attention = single(torch.eye(2, dtype=torch.float64))
     with pytest.raises(TypeError, match="needs an attention"):
         attacks.worst_case("softmax", 3, 1.0)  # type: ignore[arg-type]
-    for head, n, radius, message in ((1, 3, 1.0, "head must be"), (0, 1, 1.0, "at least 2"), (0, 3, 0.0, "radius")):
+    for head, n, radius, message in (
+        (1, 3, 1.0, "head must be"),
+        (0, 1, 1.0, "at least 2"),
+        (0, 3, 0.0, "radius"),
+    ):
         with pytest.raises(ValueError, match=message):
             attacks.adversarial(attention, head, n, radius)

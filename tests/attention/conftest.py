@@ -10,7 +10,9 @@ from attnscope.attention import _base, _normalised
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make tiny problems take the path of large ones: two or three rows of the coupling at a time."""
+    """Make tiny problems take the path of large ones: two or three rows of the coupling at a
+    time.
+    """
     for name in dir(attnscope.attention):
         module = getattr(attnscope.attention, name)
         if hasattr(module, "CHUNK_BYTES"):

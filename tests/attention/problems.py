@@ -1,4 +1,6 @@
-"""Attention problems to test on: heads with every part, weighted clouds, and hypothesis strategies over them."""
+"""Attention problems to test on: heads with every part, weighted clouds, and hypothesis strategies
+over them.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +26,48 @@ def accepts_mask(variant: Variant) -> bool:
 
 
 def normal(*shape: int, seed: int, size: float = 1.0) -> torch.Tensor:
-    return size * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return size * torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
-def heads(seed: int, dim: int = 2, count: int = 2, head: int = 3, biases: bool = True, size: float = 0.5) -> Heads:
+def heads(
+    seed: int, dim: int = 2, count: int = 2, head: int = 3, biases: bool = True, size: float = 0.5
+) -> Heads:
     """Heads with an output and, unless told otherwise, all four biases."""
-    shapes = {"query": (count, head, dim), "key": (count, head, dim), "value": (count, head + 1, dim), "output": (count, dim, head + 1)}
+    shapes = {
+        "query": (count, head, dim),
+        "key": (count, head, dim),
+        "value": (count, head + 1, dim),
+        "output": (count, dim, head + 1),
+    }
     if biases:
-        shapes |= {"query_bias": (count, head), "key_bias": (count, head), "value_bias": (count, head + 1), "output_bias": (dim,)}
-    return Heads(**{name: normal(*shape, seed=100 * seed + place, size=size) for place, (name, shape) in enumerate(shapes.items())})
+        shapes |= {
+            "query_bias": (count, head),
+            "key_bias": (count, head),
+            "value_bias": (count, head + 1),
+            "output_bias": (dim,),
+        }
+    return Heads(
+        **{
+            name: normal(*shape, seed=100 * seed + place, size=size)
+            for place, (name, shape) in enumerate(shapes.items())
+        }
+    )
 
 
-def cloud(seed: int, n: int = 5, dim: int = 2, stack: tuple[int, ...] = (), positions: torch.Tensor | None = None) -> Particles:
+def cloud(
+    seed: int,
+    n: int = 5,
+    dim: int = 2,
+    stack: tuple[int, ...] = (),
+    positions: torch.Tensor | None = None,
+) -> Particles:
     """A weighted cloud."""
     weights = normal(*stack, n, seed=seed + 7).exp()
-    return Particles(normal(*stack, n, dim, seed=seed), weights / weights.sum(-1, keepdim=True), positions)
+    return Particles(
+        normal(*stack, n, dim, seed=seed), weights / weights.sum(-1, keepdim=True), positions
+    )
 
 
 class Problem(NamedTuple):
@@ -75,11 +104,17 @@ def near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-9) 
     """Equal shapes, and equal numbers up to a tolerance relative to the largest of them."""
     assert actual.shape == expected.shape
     gap = float((actual - expected).detach().abs().max())
-    assert gap <= tolerance * max(1.0, float(expected.detach().abs().max())), f"differs by {gap:.3g}"
+    assert gap <= tolerance * max(1.0, float(expected.detach().abs().max())), (
+        f"differs by {gap:.3g}"
+    )
 
 
-def central_difference(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
-    """The directional derivative to fourth order in a step that drowns the residual of an iterative solver."""
+def central_difference(
+    function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, direction: torch.Tensor
+) -> torch.Tensor:
+    """The directional derivative to fourth order in a step that drowns the residual of an iterative
+    solver.
+    """
     step = 1e-3
 
     def slope(h: float) -> torch.Tensor:
@@ -88,8 +123,15 @@ def central_difference(function: Callable[[torch.Tensor], torch.Tensor], x: torc
     return (4 * slope(step / 2) - slope(step)) / 3
 
 
-def by_hand(score_to_row: Callable[[np.ndarray, np.ndarray], np.ndarray], parts: Heads, mu: Particles, x: torch.Tensor) -> torch.Tensor:
-    """An attention written as plain loops: `score_to_row` turns the scores and masses of one query into its row of the coupling."""
+def by_hand(
+    score_to_row: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    parts: Heads,
+    mu: Particles,
+    x: torch.Tensor,
+) -> torch.Tensor:
+    """An attention written as plain loops: `score_to_row` turns the scores and masses of one query
+    into its row of the coupling.
+    """
 
     def array(tensor: torch.Tensor | None, like: np.ndarray) -> np.ndarray:
         return np.zeros_like(like) if tensor is None else tensor.numpy()
@@ -114,9 +156,13 @@ def split(mu: Particles, which: int, share: float) -> Particles:
     x = torch.cat([mu.x, mu.x[which : which + 1]])
     weights = torch.cat([mu.weights, mu.weights[which : which + 1] * (1 - share)])
     weights[which] *= share
-    positions = None if mu.positions is None else torch.cat([mu.positions, mu.positions[which : which + 1]])
+    positions = (
+        None if mu.positions is None else torch.cat([mu.positions, mu.positions[which : which + 1]])
+    )
     return Particles(x, weights, positions)
 
 
 def reordered(mu: Particles, order: list[int]) -> Particles:
-    return Particles(mu.x[order], mu.weights[order], None if mu.positions is None else mu.positions[order])
+    return Particles(
+        mu.x[order], mu.weights[order], None if mu.positions is None else mu.positions[order]
+    )

@@ -1,4 +1,6 @@
-"""What every attention variant keeps, whichever file it comes from: the laws of a map between probability measures."""
+"""What every attention variant keeps, whichever file it comes from: the laws of a map between
+probability measures.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import VARIANTS, Problem, Variant, accepts_mask, central_difference, cloud, heads, near, normal, problems, reordered, split
+from problems import (
+    VARIANTS,
+    Problem,
+    Variant,
+    accepts_mask,
+    central_difference,
+    cloud,
+    heads,
+    near,
+    normal,
+    problems,
+    reordered,
+    split,
+)
 
 from attnscope import Attention, Gaussian, Heads, NoClosedForm, Particles
 
@@ -15,14 +30,21 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIAN
 
 @every_variant
 @given(problem=problems(), which=st.integers(0, 5), share=st.floats(0, 1))
-def test_splitting_a_particle_changes_nothing(variant: Variant, problem: Problem, which: int, share: float) -> None:
+def test_splitting_a_particle_changes_nothing(
+    variant: Variant, problem: Problem, which: int, share: float
+) -> None:
     attention = variant(problem.heads)
-    near(attention(problem.x, split(problem.mu, which % problem.mu.n, share)), attention(problem.x, problem.mu))
+    near(
+        attention(problem.x, split(problem.mu, which % problem.mu.n, share)),
+        attention(problem.x, problem.mu),
+    )
 
 
 @every_variant
 @given(problem=problems(), data=st.data())
-def test_reordering_changes_nothing(variant: Variant, problem: Problem, data: st.DataObject) -> None:
+def test_reordering_changes_nothing(
+    variant: Variant, problem: Problem, data: st.DataObject
+) -> None:
     attention = variant(problem.heads)
     order = data.draw(st.permutations(range(problem.mu.n)))
     near(attention(problem.x, reordered(problem.mu, order)), attention(problem.x, problem.mu))
@@ -31,7 +53,10 @@ def test_reordering_changes_nothing(variant: Variant, problem: Problem, data: st
 @every_variant
 def test_a_particle_without_mass_changes_nothing(variant: Variant) -> None:
     attention, mu, x = variant(heads(0)), cloud(1), normal(3, 2, seed=2)
-    ghost = Particles(torch.cat([mu.x, normal(1, 2, seed=9)]), torch.cat([mu.weights, torch.zeros(1, dtype=torch.float64)]))
+    ghost = Particles(
+        torch.cat([mu.x, normal(1, 2, seed=9)]),
+        torch.cat([mu.weights, torch.zeros(1, dtype=torch.float64)]),
+    )
     near(attention(x, ghost), attention(x, mu))
 
 
@@ -82,13 +107,18 @@ def test_float32_is_near_float64(variant: Variant, causal: bool) -> None:
 @every_variant
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("biases", [False, True])
-def test_the_closed_form_is_the_field_of_gauss_hermite_particles(variant: Variant, rank: int, biases: bool) -> None:
+def test_the_closed_form_is_the_field_of_gauss_hermite_particles(
+    variant: Variant, rank: int, biases: bool
+) -> None:
     attention = variant(heads(6, dim=3, biases=biases, size=0.4))
     factor = normal(3, rank, seed=7, size=0.5)
     gaussian = Gaussian(normal(3, seed=8), factor @ factor.mT)
     x = normal(4, 3, seed=9)
     if variant.on_gaussian is Attention.on_gaussian:
-        with pytest.raises(NoClosedForm, match=rf"{variant.name} .* {variant.no_closed_form}. Use particles instead"):
+        with pytest.raises(
+            NoClosedForm,
+            match=rf"{variant.name} .* {variant.no_closed_form}. Use particles instead",
+        ):
             attention.affine(gaussian)
         return
     near(attention.affine(gaussian)(x), attention(x, gaussian.quadrature(24)), 1e-8)
@@ -118,7 +148,9 @@ def test_the_query_derivative_is_that_of_central_differences(variant: Variant) -
 
 @every_variant
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_derivative_of_self_attention_is_that_of_central_differences(variant: Variant, causal: bool) -> None:
+def test_the_derivative_of_self_attention_is_that_of_central_differences(
+    variant: Variant, causal: bool
+) -> None:
     if causal and not accepts_mask(variant):
         pytest.skip("takes no mask")
     attention, mu, u = variant(heads(0), causal=causal), cloud(1), normal(5, 2, seed=3)

@@ -1,4 +1,6 @@
-"""Random attention of every shape, its local constant by a dense decomposition, and inputs that push it up."""
+"""Random attention of every shape, its local constant by a dense decomposition, and inputs that
+push it up.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,16 @@ def local_constant(attention: Attention, mu: Particles) -> Tensor:
     return torch.linalg.matrix_norm(blocks.transpose(1, 2).reshape(n * d, n * d), 2)
 
 
-def ascend(objective: Callable[[Tensor], Tensor], start: Tensor, radius: float | None, steps: int = 40, rate: float = 0.05) -> Tensor:
-    """The best point that Adam finds for `objective`, projected on the ball of this radius token by token."""
+def ascend(
+    objective: Callable[[Tensor], Tensor],
+    start: Tensor,
+    radius: float | None,
+    steps: int = 40,
+    rate: float = 0.05,
+) -> Tensor:
+    """The best point that Adam finds for `objective`, projected on the ball of this radius token by
+    token.
+    """
     x = start.clone().requires_grad_()
     optimiser = torch.optim.Adam([x], lr=rate, maximize=True)
     best, found = start, float("-inf")
@@ -51,7 +61,9 @@ def ascend(objective: Callable[[Tensor], Tensor], start: Tensor, radius: float |
 
 
 def single(a: Tensor, v: Tensor | None = None, causal: bool = False) -> Softmax:
-    return Softmax(Heads.from_matrices(a, torch.eye(len(a), dtype=a.dtype) if v is None else v), causal=causal)
+    return Softmax(
+        Heads.from_matrices(a, torch.eye(len(a), dtype=a.dtype) if v is None else v), causal=causal
+    )
 
 
 @dataclass(frozen=True)
@@ -83,7 +95,12 @@ class Recipe:
         if self.v is not None:
             parts["output"] = normal(h, d, v)
         if self.biases:
-            parts |= {"query_bias": normal(h, k), "key_bias": normal(h, k), "value_bias": normal(h, v), "output_bias": normal(d)}
+            parts |= {
+                "query_bias": normal(h, k),
+                "key_bias": normal(h, k),
+                "value_bias": normal(h, v),
+                "output_bias": normal(d),
+            }
         if self.places == "rotary" and k % 2 == 0:
             parts["rotary"] = normal(k // 2)
         if self.places == "bias":
@@ -97,11 +114,18 @@ class Recipe:
             if self.weights == "some zero" and n > 2:
                 weights[1] = 0
             weights = weights / weights.sum()
-        return Case(self.variant(Heads(**parts), causal=self.causal), Particles(self.scale * normal(n, d), weights))
+        return Case(
+            self.variant(Heads(**parts), causal=self.causal),
+            Particles(self.scale * normal(n, d), weights),
+        )
 
 
-def recipes(variants: tuple[type[Attention], ...] = (Softmax, L2, Sigmoid)) -> st.SearchStrategy[Recipe]:
-    """Heads with or without output, biases, rotary embedding and position bias; a mask or none; weights, some of them zero."""
+def recipes(
+    variants: tuple[type[Attention], ...] = (Softmax, L2, Sigmoid),
+) -> st.SearchStrategy[Recipe]:
+    """Heads with or without output, biases, rotary embedding and position bias; a mask or none;
+    weights, some of them zero.
+    """
     return st.sampled_from(variants).flatmap(
         lambda variant: st.builds(
             Recipe,
@@ -113,7 +137,11 @@ def recipes(variants: tuple[type[Attention], ...] = (Softmax, L2, Sigmoid)) -> s
             k=st.sampled_from([1, 2, 4]),
             v=st.sampled_from([None, 1, 3]),
             biases=st.booleans(),
-            places=st.sampled_from(["none", "none", "rotary", "bias"]) if variant is Softmax else st.just("none"),
+            places=(
+                st.sampled_from(["none", "none", "rotary", "bias"])
+                if variant is Softmax
+                else st.just("none")
+            ),
             tied=st.booleans() if variant is L2 else st.just(False),
             weights=st.sampled_from(["equal", "any", "some zero"]),
             scale=st.sampled_from([0.05, 0.3, 1.0, 3.0]),

@@ -27,7 +27,9 @@ class Case:
 
 
 def random_case(seed: int, variant: type[Layer] = Softmax, stack: int = 4) -> Case:
-    """Sizes, biases, mask, position bias, residual, scale of scores and tokens and a common offset, all by the seed."""
+    """Sizes, biases, mask, position bias, residual, scale of scores and tokens and a common offset,
+    all by the seed.
+    """
     g = torch.Generator().manual_seed(seed)
 
     def pick(*choices: float) -> float:
@@ -36,7 +38,12 @@ def random_case(seed: int, variant: type[Layer] = Softmax, stack: int = 4) -> Ca
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=g, dtype=torch.float64)
 
-    n, d, h, k = int(pick(1, 2, 3, 5, 6)), int(pick(1, 2, 3, 4)), int(pick(1, 2, 3)), int(pick(1, 2, 3))
+    n, d, h, k = (
+        int(pick(1, 2, 3, 5, 6)),
+        int(pick(1, 2, 3, 4)),
+        int(pick(1, 2, 3)),
+        int(pick(1, 2, 3)),
+    )
     scale = pick(0.1, 0.5, 1, 1, 3, 10)
 
     def bias(*shape: int) -> Tensor | None:
@@ -56,14 +63,20 @@ def random_case(seed: int, variant: type[Layer] = Softmax, stack: int = 4) -> Ca
         position_bias=bias(h, n, n),
     )
     causal = bool(pick(0, 1))
-    extra = {"bias": pick(-2.0, 0.0), "tokens": n if pick(0, 1) else None} if variant is Sigmoid else {}
+    extra = (
+        {"bias": pick(-2.0, 0.0), "tokens": n if pick(0, 1) else None} if variant is Sigmoid else {}
+    )
     x = normal(stack, n, d) * pick(0.1, 1, 1, 5) + pick(0, 0, 10) * normal(d)
     eps = 10 ** (-2.5 + 3 * torch.rand(stack, generator=g, dtype=torch.float64))
     return Case(variant(heads, causal=causal, **extra), x, eps, pick(-1.0, 0.0, 1.0, 0.5))  # type: ignore[arg-type]
 
 
-def climb(objective: Callable[[Tensor], Tensor], start: Tensor, radius: Tensor, steps: int = 60) -> tuple[Tensor, Tensor]:
-    """The largest value per problem that ascent on the sphere finds, and where: fixed-point steps, then gradient steps of falling size."""
+def climb(
+    objective: Callable[[Tensor], Tensor], start: Tensor, radius: Tensor, steps: int = 60
+) -> tuple[Tensor, Tensor]:
+    """The largest value per problem that ascent on the sphere finds, and where: fixed-point steps,
+    then gradient steps of falling size.
+    """
     radius = radius[..., None, None]
     d = start * radius / torch.linalg.matrix_norm(start)[..., None, None]
     best, at = torch.full(start.shape[:-2], -torch.inf, dtype=start.dtype), d
@@ -72,7 +85,10 @@ def climb(objective: Callable[[Tensor], Tensor], start: Tensor, radius: Tensor, 
         value = objective(d)
         (slope,) = torch.autograd.grad(value.sum(), d)
         better = value.detach() > best
-        best, at = torch.where(better, value.detach(), best), torch.where(better[..., None, None], d.detach(), at)
+        best, at = (
+            torch.where(better, value.detach(), best),
+            torch.where(better[..., None, None], d.detach(), at),
+        )
         length = torch.linalg.matrix_norm(slope)[..., None, None]
         slope = slope / length.clamp(min=1e-300)
         power = step < steps // 3
@@ -82,13 +98,17 @@ def climb(objective: Callable[[Tensor], Tensor], start: Tensor, radius: Tensor, 
     return best, at
 
 
-def largest_move(case: Case, restarts: int = 3, steps: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:
+def largest_move(
+    case: Case, restarts: int = 3, steps: int = 60, seed: int = 0
+) -> tuple[Tensor, Tensor]:
     """The largest |F(X + D) - F(X)| found on the sphere of radius eps, and D."""
     clean, g = case(case.x), torch.Generator().manual_seed(seed)
     shape = (restarts, *case.x.shape)
     start = torch.randn(shape, generator=g, dtype=torch.float64)
     found, at = climb(
-        lambda d: torch.linalg.matrix_norm(case((case.x + d).flatten(0, -3)).unflatten(0, shape[:-2]) - clean),
+        lambda d: torch.linalg.matrix_norm(
+            case((case.x + d).flatten(0, -3)).unflatten(0, shape[:-2]) - clean
+        ),
         start,
         case.eps.expand(shape[:-2]),
         steps,
@@ -98,10 +118,14 @@ def largest_move(case: Case, restarts: int = 3, steps: int = 60, seed: int = 0) 
 
 
 def largest_remainder(case: Case, gradient: Tensor, steps: int = 40, seed: int = 0) -> Tensor:
-    """The largest -<g, F(X + D) - F(X) - DF(X)D> found on the sphere of radius eps, one per direction and input."""
+    """The largest -<g, F(X + D) - F(X) - DF(X)D> found on the sphere of radius eps, one per
+    direction and input.
+    """
     clean, back = torch.func.vjp(case, case.x)
     slope = torch.stack([back(one)[0] for one in gradient])
-    start = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    start = torch.randn(
+        gradient.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
     def loss(d: Tensor) -> Tensor:
         moved = case((case.x + d).flatten(0, -3)).unflatten(0, d.shape[:-2]) - clean

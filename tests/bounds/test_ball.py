@@ -1,4 +1,6 @@
-"""What the bounds over a ball are made of: lemmas on softmax, and each quantity of the ball at attacked points of the ball."""
+"""What the bounds over a ball are made of: lemmas on softmax, and each quantity of the ball at
+attacked points of the ball.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from attnscope.bounds._score_norms import ScoreNorms
 from attnscope.bounds._softmax_bounds import _capped, _token_local
 from attnscope.bounds._taylor import hessian_norm
 
-logits = st.lists(st.floats(-30, 30), min_size=2, max_size=7).map(lambda s: torch.tensor(s, dtype=torch.float64))
+logits = st.lists(st.floats(-30, 30), min_size=2, max_size=7).map(
+    lambda s: torch.tensor(s, dtype=torch.float64)
+)
 
 
 def covariance(p: Tensor) -> Tensor:
@@ -40,14 +44,21 @@ def test_s1_the_slope_of_softmax_is_at_most_p1_times_the_rest_and_p2(s: Tensor) 
 
 @given(logits, st.integers(0, 10**6))
 def test_s2_the_second_derivative_of_softmax(s: Tensor, seed: int) -> None:
-    p, t = torch.softmax(s, -1), torch.randn(len(s), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    p, t = (
+        torch.softmax(s, -1),
+        torch.randn(len(s), generator=torch.Generator().manual_seed(seed), dtype=torch.float64),
+    )
     z = t - p @ t
     second = p * (z**2 - p @ z**2)
-    _, check = torch.func.jvp(lambda s: torch.func.jvp(lambda s: torch.softmax(s, -1), (s,), (t,))[1], (s,), (t,))
+    _, check = torch.func.jvp(
+        lambda s: torch.func.jvp(lambda s: torch.softmax(s, -1), (s,), (t,))[1], (s,), (t,)
+    )
     torch.testing.assert_close(second, check, rtol=1e-8, atol=1e-14)
     variance = p @ z**2
     assert torch.linalg.vector_norm(second) <= torch.sqrt(1 + p.max()) * variance * (1 + 1e-9)
-    assert variance <= torch.linalg.eigvalsh(covariance(p))[-1] * t.square().sum() * (1 + 1e-9) + 1e-15
+    assert (
+        variance <= torch.linalg.eigvalsh(covariance(p))[-1] * t.square().sum() * (1 + 1e-9) + 1e-15
+    )
 
 
 @given(logits, st.integers(0, 10**6))
@@ -72,12 +83,21 @@ def test_the_fullest_mean_is_that_of_a_linear_program(s: Tensor, seed: int) -> N
     p = torch.softmax(s, -1)
     gain = torch.randn(len(s), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     low, high = 0.5 * p, (2 * p).clamp(max=1)
-    exact = linprog((-gain).tolist(), A_eq=[[1.0] * len(s)], b_eq=[1.0], bounds=list(zip(low.tolist(), high.tolist(), strict=True)))
+    exact = linprog(
+        (-gain).tolist(),
+        A_eq=[[1.0] * len(s)],
+        b_eq=[1.0],
+        bounds=list(zip(low.tolist(), high.tolist(), strict=True)),
+    )
     assert float(fullest(gain, falling(gain), low, high)) == pytest.approx(-exact.fun, abs=1e-9)
 
 
 def test_norms_of_non_negative_matrices_are_never_too_small(randn) -> None:  # type: ignore[no-untyped-def]
-    for matrix in (randn(20, 5, 5).abs(), torch.eye(5, dtype=torch.float64).expand(2, 5, 5), torch.zeros(1, 3, 3, dtype=torch.float64)):
+    for matrix in (
+        randn(20, 5, 5).abs(),
+        torch.eye(5, dtype=torch.float64).expand(2, 5, 5),
+        torch.zeros(1, 3, 3, dtype=torch.float64),
+    ):
         exact = torch.linalg.matrix_norm(matrix, 2)
         assert (positive_norm(matrix) >= exact).all()
         assert (positive_norm(matrix) <= exact * 1.05 + 1e-90).all()
@@ -87,12 +107,18 @@ def test_norms_of_non_negative_matrices_are_never_too_small(randn) -> None:  # t
 
 
 @pytest.mark.parametrize("residual", [-1.0, 0.0, 0.7])
-def test_the_direct_part_without_a_large_matrix(residual: float, randn, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_direct_part_without_a_large_matrix(
+    residual: float, randn, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
     p, c = torch.softmax(3 * randn(6, 2, 4, 4), -1), randn(2, 3, 3)
     c[0] *= torch.tensor([0.0])
     exact = direct_norm(p, c, residual)
-    dense = [residual * torch.eye(12) + sum(torch.kron(one[h], c[h]) for h in range(2)) for one in p]
-    torch.testing.assert_close(exact, torch.stack([torch.linalg.matrix_norm(one, 2) for one in dense]), rtol=1e-8, atol=0)
+    dense = [
+        residual * torch.eye(12) + sum(torch.kron(one[h], c[h]) for h in range(2)) for one in p
+    ]
+    torch.testing.assert_close(
+        exact, torch.stack([torch.linalg.matrix_norm(one, 2) for one in dense]), rtol=1e-8, atol=0
+    )
     monkeypatch.setattr("attnscope.bounds._direct.SMALL", 0)
     assert (direct_norm(p, c, residual) >= exact * (1 - 1e-9)).all()
 
@@ -103,7 +129,9 @@ def at(case: Case, x: Tensor) -> Reading:
 
 
 def points(case: Case) -> list[Tensor]:
-    """Points of the ball: random ones on its sphere, and those where an entry of the coupling has moved far."""
+    """Points of the ball: random ones on its sphere, and those where an entry of the coupling has
+    moved far.
+    """
     found = []
     for seed in range(3):
         g = torch.Generator().manual_seed(seed)
@@ -112,9 +140,17 @@ def points(case: Case) -> list[Tensor]:
         sign = 1 if seed % 2 else -1
 
         def entry(d: Tensor, i: int = i, j: int = j, sign: int = sign) -> Tensor:
-            return sign * case.attention.coupling(case.x + d, Particles(case.x).at(case.x + d))[:, 0, i, min(i, j)]
+            return (
+                sign
+                * case.attention.coupling(case.x + d, Particles(case.x).at(case.x + d))[
+                    :, 0, i, min(i, j)
+                ]
+            )
 
-        found += [case.x + climb(entry, start, case.eps, steps=10)[1], case.x + climb(entry, start, 0.5 * case.eps, steps=0)[1]]
+        found += [
+            case.x + climb(entry, start, case.eps, steps=10)[1],
+            case.x + climb(entry, start, 0.5 * case.eps, steps=0)[1],
+        ]
     return found
 
 
@@ -139,12 +175,16 @@ def test_every_quantity_of_the_ball_holds_at_attacked_points(variant: type[Layer
             assert (there.y <= ball.y + tolerance).all()
             assert (there.kappa <= ball.kappa + tolerance).all()
             assert ((there.p * there.b).sum(-1) <= ball.written + tolerance).all()
-            assert ((there.p * there.b * there.y).sum(-1) <= ball.bent * (1 + 1e-9) + tolerance).all()
+            assert (
+                (there.p * there.b * there.y).sum(-1) <= ball.bent * (1 + 1e-9) + tolerance
+            ).all()
             assert (torch.linalg.eigvalsh(covariance(there.p))[..., -1] <= ball.spread).all()
 
 
 @pytest.mark.parametrize("variant", [Softmax, L2])
-def test_constants_bound_the_jacobian_and_the_second_derivative_over_the_ball(variant: type[Layer]) -> None:
+def test_constants_bound_the_jacobian_and_the_second_derivative_over_the_ball(
+    variant: type[Layer],
+) -> None:
     for seed in range(7):
         case = random_case(seed, variant, stack=2)
         clean = at(case, case.x)
@@ -152,12 +192,17 @@ def test_constants_bound_the_jacobian_and_the_second_derivative_over_the_ball(va
         xi = direct_norm(clean.p, clean.layer.c, case.residual)
         constants = torch.minimum(xi + _capped(ball, scores), xi + _token_local(ball))
         moved = (positive_norm(ball.slope) * clean.layer.c_norm).sum(-1)
-        constants = torch.minimum(constants, xi + moved + covariance_norm(clean, ball.high, ball.kappa, case.eps))
+        constants = torch.minimum(
+            constants, xi + moved + covariance_norm(clean, ball.high, ball.kappa, case.eps)
+        )
         hessian, size = hessian_norm(ball), case.x[0].numel()
         for x in points(case)[:3]:
             for index in range(2):
                 jacobian, second = derivatives(case, x[index], seed)
-                assert torch.linalg.matrix_norm(jacobian.reshape(size, size), 2) <= constants[index] * (1 + 1e-9) + 1e-9
+                assert (
+                    torch.linalg.matrix_norm(jacobian.reshape(size, size), 2)
+                    <= constants[index] * (1 + 1e-9) + 1e-9
+                )
                 assert torch.linalg.matrix_norm(second) <= hessian[index] * (1 + 1e-9) + 1e-9
 
 

@@ -1,4 +1,6 @@
-"""The inputs that attention stretches most: the Jacobian there is at least what each construction says."""
+"""The inputs that attention stretches most: the Jacobian there is at least what each construction
+says.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,18 @@ def symmetric(*eigenvalues: float) -> torch.Tensor:
     return turn @ torch.diag(torch.tensor(eigenvalues, dtype=torch.float64)) @ turn.mT
 
 
-@pytest.mark.parametrize(("eigenvalues", "gamma"), [((-1.0, 0.5), 1.0), ((4.0, 1.0), 0.5), ((-0.1, 4.0), 0.5)])
-def test_opposite_tokens_gain_exactly_what_the_formula_says(eigenvalues: tuple[float, float], gamma: float) -> None:
+@pytest.mark.parametrize(
+    ("eigenvalues", "gamma"), [((-1.0, 0.5), 1.0), ((4.0, 1.0), 0.5), ((-0.1, 4.0), 0.5)]
+)
+def test_opposite_tokens_gain_exactly_what_the_formula_says(
+    eigenvalues: tuple[float, float], gamma: float
+) -> None:
     attention, n, radius = single(symmetric(*eigenvalues)), 6, 1.2
     mu, bound = constructions.opposite(attention, n, radius)
     alpha = 1 / (1 + (n - 1) * math.exp(-2 * gamma * radius**2))
-    assert bound.value == pytest.approx(math.sqrt(n - 1) * alpha * (1 + 2 * gamma * radius**2 * (1 - alpha)), rel=1e-8)
+    assert bound.value == pytest.approx(
+        math.sqrt(n - 1) * alpha * (1 + 2 * gamma * radius**2 * (1 - alpha)), rel=1e-8
+    )
     assert local_constant(attention, mu) >= bound.value
     assert float(mu.radius()) <= radius * (1 + 1e-12)
     assert all(upper.value >= bound.value for upper in smoothness(attention, mu))
@@ -64,7 +72,9 @@ def test_oblique_tokens_reach_the_formula_for_the_identity(randn) -> None:
     assert bound.value >= math.sqrt(n - 1) * alpha * (1 + (1 - alpha) * delta) * (1 - 1e-8)
     grid = torch.nn.functional.normalize(randn(20000, 3), dim=-1)
     grid = torch.cat([grid, 0.5 * grid, 0.8 * grid])
-    best = float((torch.linalg.vector_norm(grid @ a.mT, dim=-1) - (grid * (grid @ a.mT)).sum(-1)).max())
+    best = float(
+        (torch.linalg.vector_norm(grid @ a.mT, dim=-1) - (grid * (grid @ a.mT)).sum(-1)).max()
+    )
     assert delta >= radius**2 * best * (1 - 1e-3)
 
 
@@ -81,11 +91,15 @@ def test_two_diracs_and_the_causal_form_match_their_formulas() -> None:
     a, gamma, radius, t, n = symmetric(-1.0, 0.2), 1.0, 0.9, 0.6, 8
     y = gamma * radius**2
     mu, bound = constructions.unbalanced(single(a), radius, t)
-    assert bound.value == pytest.approx(math.exp(y) * math.sqrt(t) / (1 + t) * (1 + 2 * y * t / (1 + t)), rel=1e-8)
+    assert bound.value == pytest.approx(
+        math.exp(y) * math.sqrt(t) / (1 + t) * (1 + 2 * y * t / (1 + t)), rel=1e-8
+    )
     assert float(mu.weights[0]) == pytest.approx(1 / (1 + t * math.exp(2 * y)))
     alphas = [1 / (1 + (i - 1) * math.exp(-2 * y)) for i in range(2, n + 1)]
     _, bound = constructions.rare_first(single(a, causal=True), n, radius)
-    assert bound.value == pytest.approx(math.sqrt(1 + sum((s * (1 + 2 * y * (1 - s))) ** 2 for s in alphas)), rel=1e-8)
+    assert bound.value == pytest.approx(
+        math.sqrt(1 + sum((s * (1 + 2 * y * (1 - s))) ** 2 for s in alphas)), rel=1e-8
+    )
 
 
 def test_growth_with_the_number_of_tokens_is_a_square_root_before_the_mean_field() -> None:
@@ -98,11 +112,16 @@ def test_a_float32_input_keeps_its_bound(randn) -> None:
     attention = single(randn(3, 3))
     mu, bound = constructions.oblique(attention.to(torch.float32), 5, 1.1)
     assert mu.x.dtype == torch.float32
-    assert local_constant(attention.to(torch.float32).to(torch.float64), mu.to(torch.float64)) >= bound.value
+    assert (
+        local_constant(attention.to(torch.float32).to(torch.float64), mu.to(torch.float64))
+        >= bound.value
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_construction_says_what_the_rare_token_does_at_the_tokens_that_it_built_and_never_more(dtype: torch.dtype, randn) -> None:
+def test_every_construction_says_what_the_rare_token_does_at_its_own_tokens_and_never_more(
+    dtype: torch.dtype, randn
+) -> None:
     a = symmetric(-1.3, 0.4).to(dtype)
     attention, masked = single(a), single(a, causal=True)
 

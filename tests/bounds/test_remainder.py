@@ -1,4 +1,6 @@
-"""The Taylor remainder against fixed directions: no attack exceeds it, it is of second order, it vanishes where attention is linear."""
+"""The Taylor remainder against fixed directions: no attack exceeds it, it is of second order, it
+vanishes where attention is linear.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def test_no_attack_exceeds_the_bound(variant: type[Layer], block: int) -> None:
     reached = 0.0
     for seed in range(500 + 25 * block, 525 + 25 * block):
         case = random_case(seed, variant, stack=2)
-        gradient = torch.randn(2, *case.x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        gradient = torch.randn(
+            2, *case.x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
         bound = bounds.remainder(case.attention, case.x, case.eps, gradient)
         found = largest_remainder(case, gradient, steps=15)
         rounding = 1e-10 * (1 + case.x.abs().amax((-2, -1))) * torch.linalg.matrix_norm(gradient)
@@ -29,8 +33,12 @@ def test_no_attack_exceeds_the_bound(variant: type[Layer], block: int) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_it_is_one_sided_and_scales_with_the_direction(variant: type[Layer]) -> None:
     case = random_case(10, variant, stack=2)
-    gradient = torch.randn(1, *case.x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    bound = bounds.remainder(case.attention, case.x, case.eps, torch.cat([gradient, 3 * gradient, -gradient]))
+    gradient = torch.randn(
+        1, *case.x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    bound = bounds.remainder(
+        case.attention, case.x, case.eps, torch.cat([gradient, 3 * gradient, -gradient])
+    )
     torch.testing.assert_close(bound[1], 3 * bound[0])
     assert (bound[0] != bound[2]).any()
     assert (bound >= 0).all()
@@ -39,7 +47,9 @@ def test_it_is_one_sided_and_scales_with_the_direction(variant: type[Layer]) -> 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_it_falls_with_the_square_of_the_radius(variant: type[Layer]) -> None:
     case = random_case(2, variant, stack=2)
-    gradient = torch.randn(1, *case.x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gradient = torch.randn(
+        1, *case.x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     large, small = (bounds.remainder(case.attention, case.x, eps, gradient) for eps in (1e-6, 1e-7))
     torch.testing.assert_close(large / small, torch.full_like(large, 100.0), rtol=1e-2, atol=0)
 

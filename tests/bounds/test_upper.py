@@ -15,7 +15,14 @@ from attnscope.bounds import BlockNorms, on_ball, smoothness
 from attnscope.bounds._norms import largest_eigenvalue, perron, schatten16, spectral_of_product
 from attnscope.bounds._point import Reading
 from attnscope.bounds._query_path import QueryPath
-from attnscope.bounds.blocks import exact_blocks, outputs, query_block, triangle_blocks, values, weighted
+from attnscope.bounds.blocks import (
+    exact_blocks,
+    outputs,
+    query_block,
+    triangle_blocks,
+    values,
+    weighted,
+)
 
 
 def assert_holds(attention: Attention, mu: Particles) -> None:
@@ -35,11 +42,15 @@ def test_every_bound_holds_at_random_inputs(recipe: Recipe) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["softmax", "heads", "rotary", "bias", "l2", "tied", "sigmoid"])
 @pytest.mark.parametrize("radius", [0.7, 1.5])
-def test_every_bound_holds_where_ascent_leads(kind: str, causal: bool, radius: float, randn) -> None:
+def test_every_bound_holds_where_ascent_leads(
+    kind: str, causal: bool, radius: float, randn
+) -> None:
     attention = attention_of(kind, causal, randn)
     for n in (2, 4):
         mu = Particles(0.6 * radius * randn(n, attention.heads.dim))
-        mu = mu.at(mu.x * (radius / torch.linalg.vector_norm(mu.x, dim=-1, keepdim=True)).clamp(max=1))
+        mu = mu.at(
+            mu.x * (radius / torch.linalg.vector_norm(mu.x, dim=-1, keepdim=True)).clamp(max=1)
+        )
         found = ascend(lambda x, mu=mu: local_constant(attention, mu.at(x)), mu.x, radius, steps=25)
         assert local_constant(attention, mu.at(found)) > local_constant(attention, mu)
         assert_holds(attention, Particles(found))
@@ -50,7 +61,11 @@ def attention_of(kind: str, causal: bool, randn) -> Attention:
     query, key = randn(h, k, d), randn(h, k, d)
     if kind == "tied":
         return L2(Heads(query, query, randn(h, 2, k) @ query, randn(h, d, 2)), causal=causal)
-    options = {"query_bias": randn(h, k), "key_bias": randn(h, k), "value_bias": randn(h, 2)} if kind == "bias" else {}
+    options = (
+        {"query_bias": randn(h, k), "key_bias": randn(h, k), "value_bias": randn(h, 2)}
+        if kind == "bias"
+        else {}
+    )
     if kind == "rotary":
         options = {"rotary": randn(k // 2), "key_bias": randn(h, k)}
     heads = Heads(query, key, randn(h, 2, d), randn(h, d, 2), **options)
@@ -74,9 +89,16 @@ def test_the_point_bound_is_its_formula_and_survives_ascent_on_its_own_ratio(ran
     for _ in range(3):
         weights = torch.softmax(randn(3), 0)
         mu = Particles(randn(3, 2), weights)
-        x = ascend(lambda x, mu=mu: local_constant(attention, mu.at(x)) / reference(a, mu.at(x)), mu.x, None, steps=60)
+        x = ascend(
+            lambda x, mu=mu: local_constant(attention, mu.at(x)) / reference(a, mu.at(x)),
+            mu.x,
+            None,
+            steps=60,
+        )
         found = mu.at(x)
-        assert smoothness(attention, found).named("U1''").value == pytest.approx(float(reference(a, found)), rel=1e-8)
+        assert smoothness(attention, found).named("U1''").value == pytest.approx(
+            float(reference(a, found)), rel=1e-8
+        )
         assert_holds(attention, found)
         ratios.append(float(local_constant(attention, found) / reference(a, found)))
     assert max(ratios) > 0.8
@@ -85,16 +107,25 @@ def test_the_point_bound_is_its_formula_and_survives_ascent_on_its_own_ratio(ran
 def test_point_bound_is_attained_without_scores(randn) -> None:
     v = randn(3, 3)
     attention, mu = single(torch.zeros(3, 3, dtype=torch.float64), v), Particles(randn(4, 3))
-    assert smoothness(attention, mu).named("U1''").value == pytest.approx(float(local_constant(attention, mu)), rel=1e-9)
+    assert smoothness(attention, mu).named("U1''").value == pytest.approx(
+        float(local_constant(attention, mu)), rel=1e-9
+    )
 
 
 def covariance_bound(attention: Softmax, x: Tensor) -> Tensor:
-    r"""U1'' for two tokens with $\max_\delta\|\mathrm{Cov}_iA_\delta\|$ in place of $\|C_i\|$: false for rotary heads."""
+    r"""U1'' for two tokens with $\max_\delta\|\mathrm{Cov}_iA_\delta\|$ in place of $\|C_i\|$:
+    false for rotary heads.
+    """
     heads = attention.heads
     p = attention.coupling(x, Particles(x.detach()).at(x))[0]
     deviation = x - (p @ x)[:, None]
     cov = torch.einsum("ij,ijd,ije->ide", p, deviation, deviation)
-    a = torch.stack([heads.key[0].mT @ heads.turn(heads.query.mT, torch.full((2,), offset))[0].mT for offset in (-1, 0, 1)])
+    a = torch.stack(
+        [
+            heads.key[0].mT @ heads.turn(heads.query.mT, torch.full((2,), offset))[0].mT
+            for offset in (-1, 0, 1)
+        ]
+    )
     kappa = torch.linalg.vector_norm(torch.einsum("ode,ie->iod", a, x), dim=-1).amax(-1)
     joint = (torch.linalg.matrix_norm(cov, 2).sqrt() * kappa).max()
     return p.sum(0).max().sqrt() * (1 + joint) + torch.linalg.matrix_norm(cov[:, None] @ a, 2).max()
@@ -108,20 +139,37 @@ def test_ascent_catches_the_rotary_bound_with_a_covariance(seed: int) -> None:
         return torch.randn(*shape, generator=g, dtype=torch.float64)
 
     eye = torch.eye(2, dtype=torch.float64)[None]
-    heads = Heads(normal(1, 2, 2), normal(1, 2, 2), eye, rotary=3 * torch.rand(1, generator=g, dtype=torch.float64), scale=1.0)
+    heads = Heads(
+        normal(1, 2, 2),
+        normal(1, 2, 2),
+        eye,
+        rotary=3 * torch.rand(1, generator=g, dtype=torch.float64),
+        scale=1.0,
+    )
     attention, start = Softmax(heads), 3 * normal(1, 2) + 0.3 * normal(2, 2)
     mu = Particles(start)
-    x = ascend(lambda x: local_constant(attention, mu.at(x)) / covariance_bound(attention, x), start, None, steps=80)
+    x = ascend(
+        lambda x: local_constant(attention, mu.at(x)) / covariance_bound(attention, x),
+        start,
+        None,
+        steps=80,
+    )
     assert local_constant(attention, mu.at(x)) > 1.2 * covariance_bound(attention, x)
     assert_holds(attention, mu.at(x))
 
 
 def test_the_unmasked_mean_field_bound_is_false_under_a_mask(randn) -> None:
-    """Without scores causal attention is the Cesàro matrix, whose norm tends to 2; M1 would say 1."""
+    """Without scores causal attention is the Cesàro matrix, whose norm tends to 2; M1 would say
+    1.
+    """
     attention = single(torch.zeros(1, 1, dtype=torch.float64), causal=True)
     mu = Particles(randn(60, 1))
     unmasked = on_ball(single(torch.zeros(1, 1, dtype=torch.float64)), 60, 1.0)
-    assert unmasked.named("M1").value < local_constant(attention, mu) <= on_ball(attention, 60, 1.0).named("K3").value
+    assert (
+        unmasked.named("M1").value
+        < local_constant(attention, mu)
+        <= on_ball(attention, 60, 1.0).named("K3").value
+    )
     assert {"M1", "M1'"}.isdisjoint(bound.name for bound in smoothness(attention, mu))
 
 
@@ -157,15 +205,27 @@ def test_small_factors_lose_little_and_a_dictionary_helps(randn) -> None:
     exact = smoothness(attention, mu).named("B1").value
     plain, trained = BlockNorms(attention)(mu).value, BlockNorms(attention, [mu])(mu).value
     assert exact <= trained < plain < 1.6 * exact
-    assert smoothness(attention, mu, blocks=BlockNorms(attention, [mu])).named("B1-S").value == pytest.approx(trained)
+    assert smoothness(attention, mu, blocks=BlockNorms(attention, [mu])).named(
+        "B1-S"
+    ).value == pytest.approx(trained)
 
 
 @pytest.mark.parametrize("output", [True, False])
 def test_the_query_path_is_proved_closely_and_never_below(output: bool, randn) -> None:
-    heads = Heads(randn(3, 4, 6), randn(3, 4, 6), randn(3, 5 if output else 6, 6), randn(3, 6, 5) if output else None)
+    heads = Heads(
+        randn(3, 4, 6),
+        randn(3, 4, 6),
+        randn(3, 5 if output else 6, 6),
+        randn(3, 6, 5) if output else None,
+    )
     reading = Reading.of(Softmax(heads), Particles(0.5 * randn(40, 6)))
     value, written = values(reading), outputs(heads)
-    truth = torch.stack([torch.linalg.matrix_norm(query_block(reading, value, written, row), 2) for row in range(40)])
+    truth = torch.stack(
+        [
+            torch.linalg.matrix_norm(query_block(reading, value, written, row), 2)
+            for row in range(40)
+        ]
+    )
     found = QueryPath(heads, written).norms(reading, value, torch.ones(40, dtype=torch.float64))
     assert (found >= truth).all()
     assert (found <= 1.2 * truth).all()
@@ -175,7 +235,11 @@ def test_blocks_can_be_chosen(randn) -> None:
     attention, mu = single(randn(2, 2)), Particles(randn(3, 2))
     assert not any(bound.name.startswith("B1") for bound in smoothness(attention, mu, blocks=False))
     one = attention.heads
-    twice = Softmax(Heads.from_matrices(one.query.expand(2, -1, -1).contiguous(), one.value.expand(2, -1, -1).contiguous()))
+    twice = Softmax(
+        Heads.from_matrices(
+            one.query.expand(2, -1, -1).contiguous(), one.value.expand(2, -1, -1).contiguous()
+        )
+    )
     rescaled = Softmax(Heads(one.query, one.key, one.value, scale=2.0))
     for other in (single(randn(2, 2)), twice, rescaled):
         with pytest.raises(ValueError, match="built for other heads"):
@@ -189,8 +253,13 @@ def test_the_constants_of_plain_heads_do_not_serve_rotary_ones(randn) -> None:
     rotary = Softmax(Heads(heads.query, heads.key, heads.value, heads.output, rotary=randn(1)))
     with pytest.raises(ValueError, match="built for other heads"):
         smoothness(rotary, mu, blocks=BlockNorms(plain))
-    moved = Softmax(Heads(heads.query, randn(2, 2, 4), heads.value, heads.output, position_bias=randn(2, 5, 5)), causal=True)
-    assert smoothness(moved, mu, blocks=BlockNorms(plain)).named("B1-S").value >= float(local_constant(moved, mu))
+    moved = Softmax(
+        Heads(heads.query, randn(2, 2, 4), heads.value, heads.output, position_bias=randn(2, 5, 5)),
+        causal=True,
+    )
+    assert smoothness(moved, mu, blocks=BlockNorms(plain)).named("B1-S").value >= float(
+        local_constant(moved, mu)
+    )
 
 
 @given(recipes(variants=(Softmax,)))
@@ -200,7 +269,9 @@ def test_the_constant_of_a_causal_prefix_is_not_larger(recipe: Recipe) -> None:
     if mu.n > 1:
         prefix = Particles(case.mu.x[:-1])
         assert local_constant(attention, prefix) <= local_constant(attention, mu) * (1 + 1e-12)
-        assert smoothness(attention, prefix).named("B1").value <= smoothness(attention, mu).named("B1").value * (1 + 1e-6)
+        assert smoothness(attention, prefix).named("B1").value <= smoothness(attention, mu).named(
+            "B1"
+        ).value * (1 + 1e-6)
 
 
 def test_duplicates_count_as_one_weighted_token(randn) -> None:
@@ -209,8 +280,12 @@ def test_duplicates_count_as_one_weighted_token(randn) -> None:
     weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
     joined, split = Particles(x, weights), Particles(x[[0, 0, 1, 2]])
     for name in ("M1", "M1'", "U1''"):
-        assert smoothness(attention, joined).named(name).value == pytest.approx(smoothness(attention, split).named(name).value, rel=1e-9)
-    assert smoothness(attention, joined).named("U1").value == pytest.approx(smoothness(attention, split).named("U1").value, rel=1e-9)
+        assert smoothness(attention, joined).named(name).value == pytest.approx(
+            smoothness(attention, split).named(name).value, rel=1e-9
+        )
+    assert smoothness(attention, joined).named("U1").value == pytest.approx(
+        smoothness(attention, split).named("U1").value, rel=1e-9
+    )
 
 
 def test_known_values() -> None:
@@ -221,7 +296,9 @@ def test_known_values() -> None:
     assert one.named("M1").value == pytest.approx(4 * math.exp(2))
     assert one.named("M1'").value == pytest.approx(2 * math.e + 1)
     assert one.tightest.name == "U1'"
-    assert on_ball(single(torch.eye(2, dtype=torch.float64), causal=True), 4, 1.0).named("K3").value == pytest.approx(6 * math.exp(2) + 1)
+    assert on_ball(single(torch.eye(2, dtype=torch.float64), causal=True), 4, 1.0).named(
+        "K3"
+    ).value == pytest.approx(6 * math.exp(2) + 1)
 
 
 def test_heads_combine_by_the_smaller_of_two_ways(randn) -> None:
@@ -230,9 +307,13 @@ def test_heads_combine_by_the_smaller_of_two_ways(randn) -> None:
     assert on_ball(same, 4, 1.0).named("U1'").value == pytest.approx(2 * 5)
     apart = torch.eye(4, dtype=torch.float64).reshape(4, 2, 2).permute(1, 0, 2)
     query = randn(1, 2, 4).expand(2, -1, -1).contiguous()
-    concatenated = Softmax(Heads(query, query, randn(1, 2, 4).expand(2, -1, -1).contiguous(), apart.contiguous()))
+    concatenated = Softmax(
+        Heads(query, query, randn(1, 2, 4).expand(2, -1, -1).contiguous(), apart.contiguous())
+    )
     alone = Softmax(concatenated.heads.select(0))
-    assert on_ball(concatenated, 3, 1.0).named("U1").value == pytest.approx(math.sqrt(2) * on_ball(alone, 3, 1.0).named("U1").value)
+    assert on_ball(concatenated, 3, 1.0).named("U1").value == pytest.approx(
+        math.sqrt(2) * on_ball(alone, 3, 1.0).named("U1").value
+    )
 
 
 def test_global_bound_of_tied_l2_attention_does_not_see_the_radius(randn) -> None:
@@ -248,7 +329,12 @@ def test_particles_without_mass_do_not_stand_in_for_equal_weights(randn) -> None
     query = randn(1, 2, 3)
     attention = L2(Heads(query, query, query.clone(), randn(1, 3, 2)))
     for weights, covered in (([0.4, 0.6, 0.0], False), ([0.5, 0.5, 0.0], True)):
-        names = {bound.name for bound in smoothness(attention, Particles(randn(3, 3), torch.tensor(weights, dtype=torch.float64)))}
+        names = {
+            bound.name
+            for bound in smoothness(
+                attention, Particles(randn(3, 3), torch.tensor(weights, dtype=torch.float64))
+            )
+        }
         assert ("L2-global" in names) is covered
 
 
@@ -267,7 +353,11 @@ def test_norms_are_never_too_small(randn) -> None:
     assert (schatten16(left @ right) <= 3 ** (1 / 16) * truth * (1 + 1e-9)).all()
     gram = left @ left.mT
     assert torch.allclose(largest_eigenvalue(gram), torch.linalg.matrix_norm(left, 2) ** 2)
-    for matrix in (randn(6, 6).abs(), randn(6, 6).abs().tril(), torch.zeros(3, 3, dtype=torch.float64)):
+    for matrix in (
+        randn(6, 6).abs(),
+        randn(6, 6).abs().tril(),
+        torch.zeros(3, 3, dtype=torch.float64),
+    ):
         assert perron(matrix) >= float(torch.linalg.matrix_norm(matrix, 2))
     positive = randn(6, 6).abs()
     assert perron(positive) == pytest.approx(float(torch.linalg.matrix_norm(positive, 2)), rel=1e-6)

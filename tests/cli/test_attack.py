@@ -1,4 +1,6 @@
-"""`attnscope attack`: what it leaves and prints, and one sentence with exit code 2 for every mistake."""
+"""`attnscope attack`: what it leaves and prints, and one sentence with exit code 2 for every
+mistake.
+"""
 
 from __future__ import annotations
 
@@ -40,24 +42,50 @@ def test_matrices_are_attacked_and_everything_is_kept(capsys: pytest.CaptureFixt
     np.save("a.npy", a)
     np.save("v.npy", v)
     np.save("x.npy", x)
-    options = ["--scores", "a.npy", "--values", "v.npy", "--cloud", "x.npy", "--radius", 1.5, "--lengths", "2,4", "--radii", "0.5,1"]
+    options = [
+        "--scores",
+        "a.npy",
+        "--values",
+        "v.npy",
+        "--cloud",
+        "x.npy",
+        "--radius",
+        1.5,
+        "--lengths",
+        "2,4",
+        "--radii",
+        "0.5,1",
+    ]
     assert run(*SMALL, *options, "--eps", "0.001", "--out", "found") == 0
     files = sorted(path.name for path in Path("found").iterdir())
     assert files == ["attack.json", "curves.png", "split.png", "worst.npz", "worst.png"]
-    assert all((Path("found") / name).read_bytes().startswith(b"\x89PNG") for name in files if name.endswith("png"))
+    assert all(
+        (Path("found") / name).read_bytes().startswith(b"\x89PNG")
+        for name in files
+        if name.endswith("png")
+    )
     kept = record("found")
     attention = Softmax(Heads.from_matrices(torch.from_numpy(a), torch.from_numpy(v)))
     with np.load("found/worst.npz") as data:
         mu = Particles(torch.from_numpy(data["tokens"]), torch.from_numpy(data["weights"]))
-    assert kept["worst"]["value"] == pytest.approx(float(spectral_norm(jacobian(attention, mu)).lower))
+    assert kept["worst"]["value"] == pytest.approx(
+        float(spectral_norm(jacobian(attention, mu)).lower)
+    )
     assert float(mu.radius()) <= 1.5
     assert kept["worst"]["value"] <= kept["worst"]["bound"]["value"]
     assert kept["worst"]["bound"]["kind"] == "proved"
     law = attacks.split(attention, Particles(torch.from_numpy(x)))
     assert kept["split"]["move"] == pytest.approx(law.move)
     assert kept["split"]["split"] == pytest.approx(law.split)
-    assert [attack["ratio"] for attack in kept["split"]["attacks"]] == pytest.approx([law.move, law.split], rel=1e-2)
-    assert [(point["n"], point["radius"]) for point in kept["curves"]] == [(2, 0.5), (2, 1.0), (4, 0.5), (4, 1.0)]
+    assert [attack["ratio"] for attack in kept["split"]["attacks"]] == pytest.approx(
+        [law.move, law.split], rel=1e-2
+    )
+    assert [(point["n"], point["radius"]) for point in kept["curves"]] == [
+        (2, 0.5),
+        (2, 1.0),
+        (4, 0.5),
+        (4, 1.0),
+    ]
     assert kept["finished"]
     printed = capsys.readouterr().out
     assert "proved lower bound of the largest" in printed
@@ -89,12 +117,24 @@ def test_a_layer_and_a_head_of_a_model(tmp_path: Path, capsys: pytest.CaptureFix
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = ["[UNK]", "the", "cat", "is", "on", "mat", "and", "he"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained("model")
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]"
+    ).save_pretrained("model")
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = transformers.GPT2Config(n_embd=8, n_layer=2, n_head=2, n_positions=16, vocab_size=30, bos_token_id=0, eos_token_id=0)
+        config = transformers.GPT2Config(
+            n_embd=8,
+            n_layer=2,
+            n_head=2,
+            n_positions=16,
+            vocab_size=30,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
         transformers.GPT2Model(config).save_pretrained("model")
     Path("text.txt").write_text("the cat is on the mat and he is on the cat " * 3)
     base = ["model", "--text", "text.txt", "--tokens", "5", "--starts", "3", "--steps", "3"]
@@ -104,7 +144,11 @@ def test_a_layer_and_a_head_of_a_model(tmp_path: Path, capsys: pytest.CaptureFix
     with np.load("head/worst.npz") as data:
         assert data["tokens"].shape == (5, 8)
     capsys.readouterr()
-    for wrong, message in ((["--layer", "7"], "layer must be"), (["--head", "2"], "--head must be"), (["--tokens", "17"], "from 2 to 16")):
+    for wrong, message in (
+        (["--layer", "7"], "layer must be"),
+        (["--head", "2"], "--head must be"),
+        (["--tokens", "17"], "from 2 to 16"),
+    ):
         assert run(*base, *wrong, "--out", "wrong") == 2
         assert message in capsys.readouterr().err
     assert not Path("wrong").exists()
@@ -133,7 +177,9 @@ def test_a_layer_and_a_head_of_a_model(tmp_path: Path, capsys: pytest.CaptureFix
     ],
 )
 @pytest.mark.usefixtures("unchecked")
-def test_a_mistake_is_one_sentence_and_exit_code_two(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_sentence_and_exit_code_two(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     np.save("empty.npy", np.zeros((0, 2)))
     np.save("wide.npy", np.zeros((3, 5)))
     assert run(*SMALL, *arguments) == 2
@@ -150,7 +196,9 @@ def test_results_are_not_replaced_unless_asked(capsys: pytest.CaptureFixture[str
     assert run(*SMALL, "--only", "worst", "--overwrite") == 0
 
 
-def test_ctrl_c_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_keeps_what_was_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = attacks.worst_case
 
     def interrupted(*arguments: Any, progress: Any, **options: Any) -> Any:
@@ -161,7 +209,23 @@ def test_ctrl_c_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, capsys: py
         return whole(*arguments, progress=told, **options)
 
     monkeypatch.setattr(attacks, "worst_case", interrupted)
-    assert run("--tokens", "4", "--dim", "2", "--starts", "3", "--steps", "50", "--only", "worst", "--out", "kept") == 130
+    assert (
+        run(
+            "--tokens",
+            "4",
+            "--dim",
+            "2",
+            "--starts",
+            "3",
+            "--steps",
+            "50",
+            "--only",
+            "worst",
+            "--out",
+            "kept",
+        )
+        == 130
+    )
     assert not record("kept")["finished"]
     assert record("kept")["worst"]["value"] > 0
     assert "kept" in capsys.readouterr().out

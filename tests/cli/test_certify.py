@@ -1,4 +1,6 @@
-"""`attnscope certify`: files, tables, mistakes, Ctrl-C, and the alarm when a certificate is broken."""
+"""`attnscope certify`: files, tables, mistakes, Ctrl-C, and the alarm when a certificate is
+broken.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from attnscope.certify import figures, report
+from attnscope.certification import figures, report
 from attnscope.cli import main
 from attnscope.cli.certify import parsed_eps
 from attnscope.nets import Config, Transformer, load, save
@@ -28,13 +30,17 @@ command = importlib.import_module("attnscope.cli.certify")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny network that reads its images rightly by construction, a control, and the images as .npz."""
+    """A tiny network that reads its images rightly by construction, a control, and the images as
+    .npz.
+    """
     place = tmp_path_factory.mktemp("certify")
     network = Transformer(Config.vit((1, 4, 4), 3, 2, **SMALL), seed=1)
     pixels = torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         labels = network(pixels).argmax(-1)
-    np.savez(place / "images.npz", images=pixels.numpy(), labels=labels.numpy(), classes=["a", "b", "c"])
+    np.savez(
+        place / "images.npz", images=pixels.numpy(), labels=labels.numpy(), classes=["a", "b", "c"]
+    )
     save(network, place / "net", {"data": str(place / "images.npz")})
     save(network.without_attention(seed=2), place / "other")
     return place
@@ -54,7 +60,19 @@ def run(*arguments: object) -> int:
 
 
 def base(folder: Path, out: Path) -> list[object]:
-    return ["certify", folder / "net", "--split", "all", *EPS, "--steps", 10, "--restarts", 2, "--out", out]
+    return [
+        "certify",
+        folder / "net",
+        "--split",
+        "all",
+        *EPS,
+        "--steps",
+        10,
+        "--restarts",
+        2,
+        "--out",
+        out,
+    ]
 
 
 def test_a_whole_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,10 +81,15 @@ def test_a_whole_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     printed = capsys.readouterr().out
     rows = [json.loads(line) for line in (out / "certificates.jsonl").read_text().splitlines()]
     assert [(row["network"], row["image"], row["eps"]) for row in rows] == [
-        (name, i, eps) for name in ("network", "control") for i in range(6) for eps in (0.02, 77 / 255)
+        (name, i, eps)
+        for name in ("network", "control")
+        for i in range(6)
+        for eps in (0.02, 77 / 255)
     ]
     with (out / "certificates.csv").open() as table:
-        assert [row["radius"] for row in csv.DictReader(table)] == [str(row["radius"]) for row in rows]
+        assert [row["radius"] for row in csv.DictReader(table)] == [
+            str(row["radius"]) for row in rows
+        ]
     record = json.loads((out / "run.json").read_text())
     assert record["finished"]
     assert record["network"]["clean"] == 1.0
@@ -76,13 +99,19 @@ def test_a_whole_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     norms = load(folder / "net").attention_norms()
     assert record["content"]["norms"] == [pytest.approx(norm.tolist(), rel=1e-6) for norm in norms]
     lines = [line.split() for line in printed.splitlines()]
-    assert ["0.02", "this", "network", "100.0", f"{100 * certified / 6:.1f}", "100.0"] in [line[:6] for line in lines]
+    assert ["0.02", "this", "network", "100.0", f"{100 * certified / 6:.1f}", "100.0"] in [
+        line[:6] for line in lines
+    ]
     assert any(line[:2] == ["77/255", "this"] for line in lines)
     assert any(line[:3] == ["A", "set", "to"] for line in lines)
     assert sum(line[:2] == ["no", "attention"] for line in lines) == 2
     assert f"head by head: {float(norms[0][0]):.3g}, {float(norms[0][1]):.3g}" in printed
     assert "Nothing says how long" in printed
-    assert {path.name for path in out.glob("*.png")} == {"accuracy-against-eps.png", "bound-against-attack.png", "nearest-images.png"}
+    assert {path.name for path in out.glob("*.png")} == {
+        "accuracy-against-eps.png",
+        "bound-against-attack.png",
+        "nearest-images.png",
+    }
     assert not list(out.glob("*.partial"))
     assert run(*base(folder, out)) == 2
     assert "--overwrite" in capsys.readouterr().err
@@ -102,15 +131,30 @@ def test_a_control_with_another_budget_is_said() -> None:
     assert "Nothing says" in command._budget({}, {})
 
 
-def test_the_network_in_the_package_is_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--images", 2, "--eps", "0.05", "--steps", 2, "--restarts", 1, "--out", tmp_path / "out")
+def test_the_network_in_the_package_is_the_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (
+        "--images",
+        2,
+        "--eps",
+        "0.05",
+        "--steps",
+        2,
+        "--restarts",
+        1,
+        "--out",
+        tmp_path / "out",
+    )
     assert run("certify", *options) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out
     assert "2 images of digits" in printed
     assert "no attention" in printed
 
 
-def test_attention_that_died_is_said_to_be_dead(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attention_that_died_is_said_to_be_dead(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save(load(folder / "net").with_content_off(), tmp_path / "net")
     arguments = base(folder, tmp_path / "out")
     arguments[1] = tmp_path / "net"
@@ -122,7 +166,12 @@ def test_attention_that_died_is_said_to_be_dead(folder: Path, tmp_path: Path, ca
 
 
 def npz(path: Path, pixels: np.ndarray, classes: int = 3) -> str:
-    np.savez(path, images=pixels, labels=np.zeros(len(pixels), int), classes=[str(k) for k in range(classes)])
+    np.savez(
+        path,
+        images=pixels,
+        labels=np.zeros(len(pixels), int),
+        classes=[str(k) for k in range(classes)],
+    )
     return str(path)
 
 
@@ -145,7 +194,11 @@ def npz(path: Path, pixels: np.ndarray, classes: int = 3) -> str:
     ],
 )
 def test_mistakes_are_one_sentence(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    message: str,
 ) -> None:
     made = {
         "OUTSIDE": lambda: npz(tmp_path / "outside.npz", np.full((3, 4, 4), 1.5)),
@@ -153,7 +206,10 @@ def test_mistakes_are_one_sentence(
         "CLASSES": lambda: npz(tmp_path / "classes.npz", np.zeros((3, 4, 4)), 4),
     }
     (tmp_path / "cut.tar.gz").write_bytes(b"\x1f\x8b\x08\x00cut")
-    options = [made[option]() if option in made else option.replace("CUT", str(tmp_path / "cut.tar.gz")) for option in options]
+    options = [
+        made[option]() if option in made else option.replace("CUT", str(tmp_path / "cut.tar.gz"))
+        for option in options
+    ]
     assert run(*base(folder, tmp_path / "out"), *options) == 2
     error = capsys.readouterr().err
     assert message in " ".join(error.split())
@@ -161,7 +217,9 @@ def test_mistakes_are_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
-def test_checkpoints_that_cannot_be_certified(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoints_that_cannot_be_certified(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def refused(place: Path, message: str) -> None:
         arguments = base(folder, tmp_path / "out")
         arguments[1] = place
@@ -194,7 +252,10 @@ def test_checkpoints_that_cannot_be_certified(folder: Path, tmp_path: Path, caps
 
 
 def test_ctrl_c_keeps_what_was_certified(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = command.evaluate
 
@@ -209,19 +270,33 @@ def test_ctrl_c_keeps_what_was_certified(
     assert not record["finished"]
     off = load(folder / "net").with_content_off()
     with np.load(folder / "images.npz") as kept:
-        right = off(torch.from_numpy(kept["images"][:4])).argmax(-1) == torch.from_numpy(kept["labels"][:4])
+        right = off(torch.from_numpy(kept["images"][:4])).argmax(-1) == torch.from_numpy(
+            kept["labels"][:4]
+        )
     assert record["content"]["accuracy_without"] == pytest.approx(float(right.double().mean()))
     assert "kept" in capsys.readouterr().out
 
 
 def test_a_broken_certificate_is_an_alarm(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     honest = report.certify
 
-    def unsound(network: torch.nn.Module, images: torch.Tensor, eps: list[float], labels: torch.Tensor, bisections: int) -> object:
+    def unsound(
+        network: torch.nn.Module,
+        images: torch.Tensor,
+        eps: list[float],
+        labels: torch.Tensor,
+        bisections: int,
+    ) -> object:
         made = honest(network, images, eps, labels, bisections=bisections)
-        return [[replace(one, verdict=True, method="NT4", radius=max(eps)) for one in several] for several in made]
+        return [
+            [replace(one, verdict=True, method="NT4", radius=max(eps)) for one in several]
+            for several in made
+        ]
 
     monkeypatch.setattr(report, "certify", unsound)
     assert run(*base(folder, tmp_path / "out")) == 1
@@ -232,5 +307,9 @@ def test_a_broken_certificate_is_an_alarm(
 
 
 def test_eps() -> None:
-    assert parsed_eps("108/255, 0.1,36/255,0.10") == {0.1: "0.1", 36 / 255: "36/255", 108 / 255: "108/255"}
+    assert parsed_eps("108/255, 0.1,36/255,0.10") == {
+        0.1: "0.1",
+        36 / 255: "36/255",
+        108 / 255: "108/255",
+    }
     assert parsed_eps("1e-3") == {0.001: "1e-3"}

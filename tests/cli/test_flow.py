@@ -1,4 +1,6 @@
-"""`attnscope flow`: what it leaves and prints, and one sentence with exit code 2 for every mistake."""
+"""`attnscope flow`: what it leaves and prints, and one sentence with exit code 2 for every
+mistake.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,23 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     "arguments",
     [
         ["--space", "sphere", "--dim", "3"],
-        ["--attention", "l2", "--heads", "2", "--scores", "random", "--values", "symmetric", "--causal"],
+        [
+            "--attention",
+            "l2",
+            "--heads",
+            "2",
+            "--scores",
+            "random",
+            "--values",
+            "symmetric",
+            "--causal",
+        ],
         ["--dim", "1", "--attention", "sigmoid"],
     ],
 )
-def test_a_particle_flow_leaves_data_picture_and_animation(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_particle_flow_leaves_data_picture_and_animation(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(*SMALL, *arguments, "--time", "1", "--out", "results") == 0
     data = loaded("results/flow.npz")
     assert data["x"].shape[:2] == (len(data["times"]), 6)
@@ -49,7 +63,11 @@ def test_a_particle_flow_leaves_data_picture_and_animation(arguments: list[str],
     assert str(data["status"]) == "finished"
     assert Path("results/flow.png").read_bytes().startswith(b"\x89PNG")
     assert Path("results/flow.gif").read_bytes().startswith(b"GIF8")
-    assert sorted(path.name for path in Path("results").iterdir()) == ["flow.gif", "flow.npz", "flow.png"]
+    assert sorted(path.name for path in Path("results").iterdir()) == [
+        "flow.gif",
+        "flow.npz",
+        "flow.png",
+    ]
     printed = capsys.readouterr().out
     assert "finished" in printed
     assert "clusters" in printed
@@ -73,7 +91,9 @@ def test_a_gaussian_that_blows_up_says_when(capsys: pytest.CaptureFixture[str]) 
 def test_matrices_and_gains_come_from_files() -> None:
     np.save("a.npy", np.zeros((2, 2)))
     np.save("v.npy", np.diag([1.0, 2.0]))
-    assert run(*SMALL, "--scores", "a.npy", "--values", "v.npy", "--time", "1", "--out", "files") == 0
+    assert (
+        run(*SMALL, "--scores", "a.npy", "--values", "v.npy", "--time", "1", "--out", "files") == 0
+    )
     x = loaded("files/flow.npz")["x"]
     growth = np.expm1([1.0, 2.0])
     assert np.allclose(x[-1] - x[0], growth * x[0].mean(0), atol=1e-5)
@@ -95,7 +115,9 @@ def test_named_matrices_are_what_they_are_called(name: str) -> None:
         "random": not torch.allclose(m, m.mT),
         "symmetric": torch.equal(m, m.mT),
         "skew": torch.equal(m, -m.mT),
-        "low-rank": int(torch.linalg.matrix_rank(m)) == 2 and torch.linalg.eigvalsh(m).max() < 1e-12,
+        "low-rank": (
+            int(torch.linalg.matrix_rank(m)) == 2 and torch.linalg.eigvalsh(m).max() < 1e-12
+        ),
     }
     assert expected[name]
 
@@ -115,7 +137,9 @@ def test_named_matrices_are_what_they_are_called(name: str) -> None:
     ],
 )
 @pytest.mark.usefixtures("unchecked")
-def test_a_mistake_is_one_sentence_and_exit_code_two(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_sentence_and_exit_code_two(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(*SMALL, *arguments) == 2
     shown = capsys.readouterr().err
     assert message in shown

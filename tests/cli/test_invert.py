@@ -1,4 +1,6 @@
-"""`attnscope invert`: what it leaves and prints, and one sentence with exit code 2 for every mistake."""
+"""`attnscope invert`: what it leaves and prints, and one sentence with exit code 2 for every
+mistake.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,16 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["--causal", "--radius", "2"], ["--attention", "sigmoid", "--squash"], ["--attention", "l2", "--contraction", "0.5"]],
+    [
+        [],
+        ["--causal", "--radius", "2"],
+        ["--attention", "sigmoid", "--squash"],
+        ["--attention", "l2", "--contraction", "0.5"],
+    ],
 )
-def test_a_round_trip_leaves_its_errors_bounds_and_picture(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_round_trip_leaves_its_errors_bounds_and_picture(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(*SMALL, *arguments, "--out", "trip") == 0
     data = loaded("trip/invert.npz")
     assert data["x"].shape == data["y"].shape == (5, 4)
@@ -47,7 +56,12 @@ def test_a_round_trip_leaves_its_errors_bounds_and_picture(arguments: list[str],
     assert data["error"][0] > 1e3 * data["error"][-1]
     assert data["iterations"].tolist() == list(range(1, len(data["error"]) + 1))
     assert Path("trip/invert.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(path.name for path in Path("trip").iterdir()) == ["invert.npz", "invert.png", "network.npz", "run.json"]
+    assert sorted(path.name for path in Path("trip").iterdir()) == [
+        "invert.npz",
+        "invert.png",
+        "network.npz",
+        "run.json",
+    ]
     printed = capsys.readouterr().out
     assert "proved bound" in printed
     assert "converged" in printed
@@ -99,11 +113,16 @@ def test_the_same_seed_gives_the_same_trip() -> None:
         (["--contraction", "1"], "contraction must be at most"),
         (["--heads", "3"], "heads must divide the dimension 4"),
         (["--dtype", "float16"], "--dtype must be"),
-        (["--file", "other.npz"], "--file already says what the stack is: leave out --layers, --tokens, --dim"),
+        (
+            ["--file", "other.npz"],
+            "--file already says what the stack is: leave out --layers, --tokens, --dim",
+        ),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
-def test_a_mistake_is_one_sentence_and_exit_code_two(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_sentence_and_exit_code_two(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(*SMALL, *arguments) == 2
     shown = capsys.readouterr().err
     assert message in shown.replace("\n", " ")
@@ -138,7 +157,9 @@ def test_results_are_not_replaced_unless_asked(capsys: pytest.CaptureFixture[str
     assert len(loaded("invert/invert.npz")["error"]) == 2
 
 
-def test_ctrl_c_keeps_what_was_computed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_keeps_what_was_computed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     inverse = Invertible.inverse
 
     def interrupted(net, y, tol=None, most=None):  # type: ignore[no-untyped-def]

@@ -1,4 +1,6 @@
-"""`attnscope measure` as a user runs it: files, table, one sentence and exit code 2 for a mistake, nothing lost on Ctrl-C."""
+"""`attnscope measure` as a user runs it: files, table, one sentence and exit code 2 for a mistake,
+nothing lost on Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +27,55 @@ pytest.importorskip("matplotlib")
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny GPT-2 with a word tokenizer, saved as users find models: config.json, safetensors, tokenizer."""
+    """A tiny GPT-2 with a word tokenizer, saved as users find models: config.json, safetensors,
+    tokenizer.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = ["[UNK]", "the", "a", "is", "it", "you", "that", "he", "was", "on", "with", "be", "at", "one", "have", "this", "to", "and"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    words = [
+        "[UNK]",
+        "the",
+        "a",
+        "is",
+        "it",
+        "you",
+        "that",
+        "he",
+        "was",
+        "on",
+        "with",
+        "be",
+        "at",
+        "one",
+        "have",
+        "this",
+        "to",
+        "and",
+    ]
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     place = tmp_path_factory.mktemp("model")
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(place)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]"
+    ).save_pretrained(place)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         transformers.GPT2Model(
-            transformers.GPT2Config(n_embd=8, n_layer=2, n_head=2, n_positions=32, vocab_size=30, bos_token_id=0, eos_token_id=0)
+            transformers.GPT2Config(
+                n_embd=8,
+                n_layer=2,
+                n_head=2,
+                n_positions=32,
+                vocab_size=30,
+                bos_token_id=0,
+                eos_token_id=0,
+            )
         ).save_pretrained(place)
-    (place / "text.txt").write_text("the cat is on the mat and he was with it that you have to be at this one " * 20)
+    (place / "text.txt").write_text(
+        "the cat is on the mat and he was with it that you have to be at this one " * 20
+    )
     return place
 
 
@@ -50,19 +87,42 @@ def run(*arguments: object) -> int:
 
 def test_a_whole_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    command = ("measure", folder, "--text", folder / "text.txt", "--lengths", "2:9:3", "--samples", 2, "--out", out, "--certify", 1e-3)
+    command = (
+        "measure",
+        folder,
+        "--text",
+        folder / "text.txt",
+        "--lengths",
+        "2:9:3",
+        "--samples",
+        2,
+        "--out",
+        out,
+        "--certify",
+        1e-3,
+    )
     assert run(*command, "--released-estimator") == 0
     printed = capsys.readouterr().out
     assert "local Lipschitz constant of attention" in printed
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-    assert len(rows) == 2 * 2 * 3 + 2 * 2 * 2  # layers, sequences, lengths; and the two heads at the longest length
-    assert all(row["lower"] <= row["upper"] and row["converged"] and row["released_estimator"] > 0 for row in rows)
+    assert (
+        len(rows) == 2 * 2 * 3 + 2 * 2 * 2
+    )  # layers, sequences, lengths; and the two heads at the longest length
+    assert all(
+        row["lower"] <= row["upper"] and row["converged"] and row["released_estimator"] > 0
+        for row in rows
+    )
     record = json.loads((out / "run.json").read_text())
     assert record["finished"]
     assert record["options"]["lengths"] == "2:9:3"
     assert {bound["kind"] for bound in json.loads((out / "bounds.json").read_text())} == {"proved"}
     pictures = {path.name for path in out.glob("*.png")}
-    assert pictures == {"constant-against-length.png", "constant-against-radius.png", "radius-against-length.png", "heads-by-layers.png"}
+    assert pictures == {
+        "constant-against-length.png",
+        "constant-against-radius.png",
+        "radius-against-length.png",
+        "heads-by-layers.png",
+    }
     assert run(*command) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert run(*command, "--overwrite", "--no-bounds", "--heads", "none") == 0
@@ -88,9 +148,26 @@ def test_a_whole_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     ],
 )
 def test_mistakes_are_one_sentence(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    message: str,
 ) -> None:
-    base = ["measure", folder, "--text", folder / "text.txt", "--lengths", "4", "--samples", 2, "--out", tmp_path / "o", "--layers", "0"]
+    base = [
+        "measure",
+        folder,
+        "--text",
+        folder / "text.txt",
+        "--lengths",
+        "4",
+        "--samples",
+        2,
+        "--out",
+        tmp_path / "o",
+        "--layers",
+        "0",
+    ]
     assert run(*base, *options) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -98,7 +175,9 @@ def test_mistakes_are_one_sentence(
     assert not (tmp_path / "o" / "results.jsonl").exists()
 
 
-def test_no_such_model(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_such_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -112,55 +191,124 @@ def test_no_such_model(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     assert "empty" in capsys.readouterr().err
 
 
-def test_ctrl_c_keeps_the_rows(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_the_rows(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     command = importlib.import_module("attnscope.cli.measure")
     whole = command.sweep
 
     monkeypatch.setattr(command, "sweep", lambda plan: stop_after(whole(plan), 2))
     out = tmp_path / "out"
-    assert run("measure", folder, "--text", folder / "text.txt", "--lengths", "2:9:3", "--samples", 3, "--out", out) == 130
+    assert (
+        run(
+            "measure",
+            folder,
+            "--text",
+            folder / "text.txt",
+            "--lengths",
+            "2:9:3",
+            "--samples",
+            3,
+            "--out",
+            out,
+        )
+        == 130
+    )
     assert len((out / "results.jsonl").read_text().splitlines()) == 6
     assert not json.loads((out / "run.json").read_text())["finished"]
     printed = capsys.readouterr().out
     assert "kept" in printed
-    assert [line.split()[:2] for line in printed.splitlines() if line.strip()[:1] in ("0", "1")] == [["0", "2"], ["1", "2"]]
+    assert [
+        line.split()[:2] for line in printed.splitlines() if line.strip()[:1] in ("0", "1")
+    ] == [["0", "2"], ["1", "2"]]
 
 
 def test_a_stop_between_layers_shows_the_length_of_each(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     command = importlib.import_module("attnscope.cli.measure")
     whole = command.sweep
     monkeypatch.setattr(command, "sweep", lambda plan: stop_after(whole(plan), 3))
-    assert run("measure", folder, "--text", folder / "text.txt", "--lengths", "2:9:3", "--samples", 2, "--out", tmp_path / "out") == 130
+    assert (
+        run(
+            "measure",
+            folder,
+            "--text",
+            folder / "text.txt",
+            "--lengths",
+            "2:9:3",
+            "--samples",
+            2,
+            "--out",
+            tmp_path / "out",
+        )
+        == 130
+    )
     printed = capsys.readouterr().out
-    assert [line.split()[:2] for line in printed.splitlines() if line.strip()[:1] in ("0", "1")] == [["0", "5"], ["1", "2"]]
+    assert [
+        line.split()[:2] for line in printed.splitlines() if line.strip()[:1] in ("0", "1")
+    ] == [["0", "5"], ["1", "2"]]
 
 
 @pytest.fixture(scope="session")
 def unknown(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny GPT-NeoX, pre-norm and of no family that is known here, with the same tokenizer and text."""
+    """A tiny GPT-NeoX, pre-norm and of no family that is known here, with the same tokenizer and
+    text.
+    """
     place = tmp_path_factory.mktemp("unknown")
     shutil.copytree(folder, place, dirs_exist_ok=True)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 30}
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "vocab_size": 30,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        network = transformers.GPTNeoXModel(transformers.GPTNeoXConfig(**sizes, max_position_embeddings=32, initializer_range=0.5))
+        network = transformers.GPTNeoXModel(
+            transformers.GPTNeoXConfig(**sizes, max_position_embeddings=32, initializer_range=0.5)
+        )
         network.save_pretrained(place)
     return place
 
 
 @pytest.mark.parametrize("part", ["attention", "block"])
-def test_an_unknown_architecture(unknown: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str) -> None:
-    """With the default options: all layers, each at what its own module receives, against the dense Jacobian there."""
+def test_an_unknown_architecture(
+    unknown: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str
+) -> None:
+    """With the default options: all layers, each at what its own module receives, against the dense
+    Jacobian there.
+    """
     out = tmp_path / "out"
-    command = ("measure", unknown, "--text", unknown / "text.txt", "--lengths", "3:6:2", "--samples", 2, "--out", out, "--part", part)
+    command = (
+        "measure",
+        unknown,
+        "--text",
+        unknown / "text.txt",
+        "--lengths",
+        "3:6:2",
+        "--samples",
+        2,
+        "--out",
+        out,
+        "--part",
+        part,
+    )
     assert run(*command) == 0, capsys.readouterr().err
     printed = " ".join(capsys.readouterr().out.split())
     assert "Note: the architecture" in printed
     assert "without heads or bounds" in printed
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-    assert {(row["layer"], row["n"], row["head"]) for row in rows} == {(layer, n, None) for layer in range(3) for n in (3, 5)}
+    assert {(row["layer"], row["n"], row["head"]) for row in rows} == {
+        (layer, n, None) for layer in range(3) for n in (3, 5)
+    }
     with pytest.warns(ModelNotice):
         model = load(str(unknown), dtype=torch.float64)
     words = model.encode((unknown / "text.txt").read_text())
@@ -168,26 +316,52 @@ def test_an_unknown_architecture(unknown: Path, tmp_path: Path, capsys: pytest.C
         ids = words[row["start"] : row["start"] + row["n"]]
         read, x = model.tokens(ids, row["layer"]), model.tokens(ids, row["layer"], part)
         size = x.numel()
-        dense = torch.autograd.functional.jacobian(model.function(row["layer"], part), x).reshape(size, size)
+        dense = torch.autograd.functional.jacobian(model.function(row["layer"], part), x).reshape(
+            size, size
+        )
         assert row["lower"] == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=5e-6)
         assert row["radius"] == pytest.approx(float(read.norm() / row["n"] ** 0.5), rel=1e-5)
     assert run(*command, "--overwrite", "--heads", "all") == 2
 
 
-def test_angles_that_depend_on_the_length(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A Llama with dynamic rotary angles: its heads hold no single set of them, so its own modules are differentiated."""
+def test_angles_that_depend_on_the_length(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A Llama with dynamic rotary angles: its heads hold no single set of them, so its own modules
+    are differentiated.
+    """
     place = tmp_path / "llama"
     shutil.copytree(folder, place)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 30}
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "vocab_size": 30,
+    }
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        config = transformers.LlamaConfig(**sizes, max_position_embeddings=32, initializer_range=0.5, rope_parameters=rope)
+        config = transformers.LlamaConfig(
+            **sizes, max_position_embeddings=32, initializer_range=0.5, rope_parameters=rope
+        )
         transformers.LlamaModel(config).save_pretrained(place)
     out = tmp_path / "out"
-    assert run("measure", place, "--text", folder / "text.txt", "--lengths", "3,5", "--samples", 2, "--out", out) == 0, (
-        capsys.readouterr().err
-    )
+    assert (
+        run(
+            "measure",
+            place,
+            "--text",
+            folder / "text.txt",
+            "--lengths",
+            "3,5",
+            "--samples",
+            2,
+            "--out",
+            out,
+        )
+        == 0
+    ), capsys.readouterr().err
     assert "left out" in capsys.readouterr().out
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     assert len(rows) == 8
@@ -201,7 +375,18 @@ def test_angles_that_depend_on_the_length(folder: Path, tmp_path: Path, capsys: 
 
 def test_a_replaced_run_leaves_nothing_of_the_old_one(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = ("measure", folder, "--text", folder / "text.txt", "--lengths", "2,5", "--samples", 1, "--out", out)
+    command = (
+        "measure",
+        folder,
+        "--text",
+        folder / "text.txt",
+        "--lengths",
+        "2,5",
+        "--samples",
+        1,
+        "--out",
+        out,
+    )
     assert run(*command) == 0
     assert (out / "bounds.json").exists()
     assert run(*command, "--overwrite", "--no-bounds", "--heads", "none") == 0
@@ -218,17 +403,33 @@ def test_an_infinite_bound_is_null_in_json() -> None:
 
 
 def test_the_table_fits_a_narrow_terminal(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    command = ("measure", folder, "--text", folder / "text.txt", "--lengths", "2:9:3", "--samples", 2, "--out", tmp_path / "out")
+    command = (
+        "measure",
+        folder,
+        "--text",
+        folder / "text.txt",
+        "--lengths",
+        "2:9:3",
+        "--samples",
+        2,
+        "--out",
+        tmp_path / "out",
+    )
     assert run(*command, "--certify", 1e-3, "--released-estimator") == 0
     printed = capsys.readouterr().out
     assert "…" not in printed
     assert "sqrt(||J^T f(X)||)" in printed
 
 
-def test_a_model_whose_attention_is_zero(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_whose_attention_is_zero(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = transformers.GPT2Model.from_pretrained(folder)
     for block in model.h:
         block.attn.c_proj.weight.data.zero_()
@@ -236,7 +437,18 @@ def test_a_model_whose_attention_is_zero(folder: Path, tmp_path: Path, capsys: p
     shutil.copytree(folder, place)
     model.save_pretrained(place)
     out = tmp_path / "out"
-    options = ("--text", folder / "text.txt", "--lengths", "2:9:3", "--samples", 2, "--out", out, "--certify", 1e-3)
+    options = (
+        "--text",
+        folder / "text.txt",
+        "--lengths",
+        "2:9:3",
+        "--samples",
+        2,
+        "--out",
+        out,
+        "--certify",
+        1e-3,
+    )
     assert run("measure", place, *options) == 0, capsys.readouterr().err
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     assert {(row["lower"], row["upper"]) for row in rows} == {(0.0, 0.0)}

@@ -17,7 +17,20 @@ import torch
 from attnscope import nets
 from attnscope.cli import main
 
-SMALL = ["--dim", "6", "--hidden", "8", "--batch", "16", "--watched", "6", "--eps", "1/10", "--rate", "0.02"]
+SMALL = [
+    "--dim",
+    "6",
+    "--hidden",
+    "8",
+    "--batch",
+    "16",
+    "--watched",
+    "6",
+    "--eps",
+    "1/10",
+    "--rate",
+    "0.02",
+]
 
 
 @pytest.fixture
@@ -40,7 +53,9 @@ def run(*arguments: str) -> int:
     return 0
 
 
-def test_train_leaves_a_network_its_control_and_a_log(stripes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_leaves_a_network_its_control_and_a_log(
+    stripes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "net"
     assert run("--data", stripes, *SMALL, "--steps", "40", "--out", str(out), "--control") == 0
     shown = capsys.readouterr().out
@@ -52,17 +67,41 @@ def test_train_leaves_a_network_its_control_and_a_log(stripes: str, tmp_path: Pa
     notes = nets.describe(out)["notes"]
     assert notes["data"] == stripes
     assert notes["held_out"]["clean"] > 0.8
-    assert [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()][-1] == 40
-    assert sorted(path.name for path in out.iterdir()) == ["config.json", "control", "log.jsonl", "network.safetensors"]
+    assert [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()][
+        -1
+    ] == 40
+    assert sorted(path.name for path in out.iterdir()) == [
+        "config.json",
+        "control",
+        "log.jsonl",
+        "network.safetensors",
+    ]
 
 
 def test_the_same_seed_gives_the_same_files(stripes: str, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        assert run("--data", stripes, *SMALL, "--steps", "3", "--seed", "4", "--out", str(tmp_path / name)) == 0
-    assert (tmp_path / "a/network.safetensors").read_bytes() == (tmp_path / "b/network.safetensors").read_bytes()
+        assert (
+            run(
+                "--data",
+                stripes,
+                *SMALL,
+                "--steps",
+                "3",
+                "--seed",
+                "4",
+                "--out",
+                str(tmp_path / name),
+            )
+            == 0
+        )
+    assert (tmp_path / "a/network.safetensors").read_bytes() == (
+        tmp_path / "b/network.safetensors"
+    ).read_bytes()
 
 
-def test_what_is_in_the_folder_is_not_lost_by_mistake(stripes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_in_the_folder_is_not_lost_by_mistake(
+    stripes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["--data", stripes, *SMALL, "--steps", "2", "--out", str(tmp_path / "net")]
     assert run(*command) == 0
     assert run(*command) == 2
@@ -89,7 +128,11 @@ def test_what_is_in_the_folder_is_not_lost_by_mistake(stripes: str, tmp_path: Pa
     ],
 )
 def test_mistakes_are_one_sentence(
-    arguments: list[str], says: str, stripes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    says: str,
+    stripes: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = arguments if "--data" in arguments else ["--data", stripes, *arguments]
     assert run(*given, "--out", str(tmp_path / "net")) == 2
@@ -102,8 +145,17 @@ def test_mistakes_are_one_sentence(
 def test_ctrl_c_keeps_a_checkpoint_that_resume_takes_up(stripes: str, tmp_path: Path) -> None:
     out = tmp_path / "net"
     options = ["train", "--data", stripes, *SMALL, "--steps", "150", "--out", str(out)]
-    program = [sys.executable, "-c", "import sys; from attnscope.cli import main; main(sys.argv[1:])"]
-    running = subprocess.Popen([*program, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "COLUMNS": "200"})
+    program = [
+        sys.executable,
+        "-c",
+        "import sys; from attnscope.cli import main; main(sys.argv[1:])",
+    ]
+    running = subprocess.Popen(
+        [*program, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "COLUMNS": "200"},
+    )
     deadline = time.monotonic() + 120
     while not (out / "log.jsonl").exists() or not (out / "log.jsonl").read_text():
         assert running.poll() is None

@@ -31,7 +31,11 @@ def test_there_is_a_row_for_every_variant() -> None:
 )
 def test_the_rows_say_what_is_known(name: str, closed: str, normalised: str) -> None:
     (row,) = [dict(zip(COLUMNS, row, strict=True)) for row in rows() if row[0] == name]
-    assert (row["closed form"], row["normalised"], row["reference"]) == (closed, normalised, variants()[name].reference)
+    assert (row["closed form"], row["normalised"], row["reference"]) == (
+        closed,
+        normalised,
+        variants()[name].reference,
+    )
 
 
 def test_the_table_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +55,9 @@ def test_markdown_has_one_line_per_variant() -> None:
     assert len(result.output.splitlines()) == 2 + len(variants())
 
 
-def test_a_mistake_is_one_sentence_and_exit_code_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def broken() -> str:
         raise ValueError("expected [this], got that")
 
@@ -63,6 +69,10 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_command_is_installed() -> None:
-    run = subprocess.run([sys.executable, "-c", "from attnscope.cli import main; main(['--version'])"], capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", "from attnscope.cli import main; main(['--version'])"],
+        capture_output=True,
+        text=True,
+    )
     assert run.returncode == 0
     assert run.stdout.startswith("attnscope ")

@@ -1,4 +1,6 @@
-"""Images from each kind of file in its official format, and what is said when a file is damaged, altered or not there."""
+"""Images from each kind of file in its official format, and what is said when a file is damaged,
+altered or not there.
+"""
 
 from __future__ import annotations
 
@@ -34,21 +36,53 @@ def short(text: bytes) -> bytes:
 
 
 def python2_batch(pixels: np.ndarray, labels: list[int], column_major: bool = False) -> bytes:
-    """A batch as Python 2's cPickle wrote it, opcode by opcode: `str` everywhere, numpy under its old name, protocol 2."""
+    """A batch as Python 2's cPickle wrote it, opcode by opcode: `str` everywhere, numpy under its
+    old name, protocol 2.
+    """
     raw = pixels.tobytes(order="F" if column_major else "C")
-    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + short(b"b") + b"\x87R"
-    dtype = b"cnumpy\ndtype\n" + short(b"u1") + b"K\x00K\x01\x87R(K\x03" + short(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + short(b"b") + b"\x87R"
+    )
+    dtype = (
+        b"cnumpy\ndtype\n"
+        + short(b"u1")
+        + b"K\x00K\x01\x87R(K\x03"
+        + short(b"|")
+        + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    )
     shape = b"".join(b"J" + struct.pack("<i", size) for size in pixels.shape) + b"\x86"
-    array += b"(K\x01" + shape + dtype + (b"\x88" if column_major else b"\x89") + b"T" + struct.pack("<i", len(raw)) + raw + b"tb"
+    array += (
+        b"(K\x01"
+        + shape
+        + dtype
+        + (b"\x88" if column_major else b"\x89")
+        + b"T"
+        + struct.pack("<i", len(raw))
+        + raw
+        + b"tb"
+    )
     listed = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
     named = b"](" + b"".join(short(b"leptodactylus_%d.png" % k) for k in range(len(labels))) + b"e"
-    entries = short(b"data") + array + short(b"labels") + listed + short(b"batch_label") + short(b"testing batch 1 of 1")
+    entries = (
+        short(b"data")
+        + array
+        + short(b"labels")
+        + listed
+        + short(b"batch_label")
+        + short(b"testing batch 1 of 1")
+    )
     return b"\x80\x02}(" + entries + short(b"filenames") + named + b"u."
 
 
 def batches(count: int = 3) -> dict[str, tuple[np.ndarray, list[int]]]:
     names = [*_cifar.BATCHES["train"], "test_batch"]
-    return {name: (RNG.integers(0, 256, (count, 3072), dtype=np.uint8), RNG.integers(0, 10, count).tolist()) for name in names}
+    return {
+        name: (
+            RNG.integers(0, 256, (count, 3072), dtype=np.uint8),
+            RNG.integers(0, 10, count).tolist(),
+        )
+        for name in names
+    }
 
 
 def packed(files: dict[str, bytes], inside: str = "cifar-10-batches-py/") -> bytes:
@@ -74,7 +108,10 @@ def test_the_reader_of_pickles_agrees_with_pythons_own(tmp_path: Path, column_ma
     (tmp_path / "a.tar.gz").write_bytes(packed(content))
     truth = [pickle.loads(content[name], encoding="bytes") for name in _cifar.BATCHES["train"]]
     got = images(tmp_path / "a.tar.gz", "train")
-    assert torch.equal((got.pixels * 255).round().to(torch.uint8).flatten(1), torch.from_numpy(np.concatenate([b[b"data"] for b in truth])))
+    assert torch.equal(
+        (got.pixels * 255).round().to(torch.uint8).flatten(1),
+        torch.from_numpy(np.concatenate([b[b"data"] for b in truth])),
+    )
     assert got.labels.tolist() == [label for batch in truth for label in batch[b"labels"]]
     assert got.classes[6] == "frog"
 
@@ -106,8 +143,12 @@ def test_cifar_from_folders(tmp_path: Path, cifar: Path) -> None:
 
 def test_batches_pickled_by_a_newer_numpy(tmp_path: Path) -> None:
     pixels = RNG.integers(0, 256, (2, 3072), dtype=np.uint8)
-    (tmp_path / "test_batch").write_bytes(pickle.dumps({b"data": pixels, b"labels": [1, 2]}, protocol=4))
-    assert torch.equal((images(tmp_path).pixels * 255).round().flatten(1), torch.from_numpy(pixels).float())
+    (tmp_path / "test_batch").write_bytes(
+        pickle.dumps({b"data": pixels, b"labels": [1, 2]}, protocol=4)
+    )
+    assert torch.equal(
+        (images(tmp_path).pixels * 255).round().flatten(1), torch.from_numpy(pixels).float()
+    )
 
 
 class Evil:
@@ -127,7 +168,9 @@ def test_a_malicious_pickle_runs_nothing(tmp_path: Path, protocol: int) -> None:
         (np.save, (str(mark), 1)),
         (getattr, ("", "upper")),
     ):
-        content = pickle.dumps({"data": Evil(function, *arguments), "labels": []}, protocol=protocol)
+        content = pickle.dumps(
+            {"data": Evil(function, *arguments), "labels": []}, protocol=protocol
+        )
         (tmp_path / "a.tar.gz").write_bytes(packed({"test_batch": content}))
         with pytest.raises(ValueError, match=r"asks for \S+, which no data set needs"):
             images(tmp_path / "a.tar.gz")
@@ -138,7 +181,12 @@ def test_a_malicious_pickle_runs_nothing(tmp_path: Path, protocol: int) -> None:
 def test_a_call_without_a_name_is_refused_too(tmp_path: Path) -> None:
     extension = b"\x80\x02\x82\x01."  # EXT1: a name from Python's registry
     inner = b"\x80\x02cnumpy\ndtype\n(U\x02u1ti(c__builtin__\neval\nU\x031+1tR."
-    for content in (extension, inner, b"\x80\x02cnumpy\nndarray.tofile\n.", b"\x80\x04\x8c\x05numpy\x8c\x05dtype\x93."):
+    for content in (
+        extension,
+        inner,
+        b"\x80\x02cnumpy\nndarray.tofile\n.",
+        b"\x80\x04\x8c\x05numpy\x8c\x05dtype\x93.",
+    ):
         (tmp_path / "test_batch").write_bytes(content)
         with pytest.raises(ValueError, match="not a CIFAR-10 batch"):
             images(tmp_path)
@@ -188,7 +236,12 @@ def test_names_in_an_archive_write_nothing_anywhere(tmp_path: Path) -> None:
     content = python2_batch(np.zeros((1, 3072), np.uint8), [1])
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz") as archive:
-        for name, target in (("../../evil", None), ("/tmp/attnscope-evil", None), ("link", "../.."), ("test_batch", None)):
+        for name, target in (
+            ("../../evil", None),
+            ("/tmp/attnscope-evil", None),
+            ("link", "../.."),
+            ("test_batch", None),
+        ):
             entry = tarfile.TarInfo(name)
             if target:
                 entry.type, entry.linkname = tarfile.SYMTYPE, target
@@ -201,7 +254,9 @@ def test_names_in_an_archive_write_nothing_anywhere(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.rglob("*")} == {"deep", "er", "a.tar.gz"}
 
 
-def test_an_archive_that_unpacks_to_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_unpacks_to_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_cifar, "LARGEST", 10_000)
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(bytes(20_000)))
     with pytest.raises(ValueError, match="unpacks to more than 10000"):
@@ -210,19 +265,31 @@ def test_an_archive_that_unpacks_to_too_much(tmp_path: Path, monkeypatch: pytest
 
 def svhn(folder: Path, file: str, labels: list[int]) -> np.ndarray:
     pixels = RNG.integers(0, 256, (32, 32, 3, len(labels)), dtype=np.uint8)
-    scipy.io.savemat(folder / file, {"X": pixels, "y": np.array(labels, dtype=np.uint8)[:, None]}, do_compression=True)
+    scipy.io.savemat(
+        folder / file,
+        {"X": pixels, "y": np.array(labels, dtype=np.uint8)[:, None]},
+        do_compression=True,
+    )
     return pixels
 
 
 def test_svhn_has_zeros_and_its_axes_in_order(tmp_path: Path) -> None:
-    train, test = svhn(tmp_path, "train_32x32.mat", [1, 10, 9, 2]), svhn(tmp_path, "test_32x32.mat", [10, 5])
+    train, test = (
+        svhn(tmp_path, "train_32x32.mat", [1, 10, 9, 2]),
+        svhn(tmp_path, "test_32x32.mat", [10, 5]),
+    )
     got = images(tmp_path, "all")
     assert got.labels.tolist() == [1, 0, 9, 2, 0, 5]
     assert got.pixels.shape == (6, 3, 32, 32)
     assert float(got.pixels[1, 2, 3, 4]) == pytest.approx(train[3, 4, 2, 1] / 255)
-    assert float(images(tmp_path / "test_32x32.mat").pixels[1, 0, 30, 4]) == pytest.approx(test[30, 4, 0, 1] / 255)
+    assert float(images(tmp_path / "test_32x32.mat").pixels[1, 0, 30, 4]) == pytest.approx(
+        test[30, 4, 0, 1] / 255
+    )
     (tmp_path / "train_32x32.mat").unlink()
-    with pytest.raises(ValueError, match=r"needs train_32x32.mat, which is not in .*e26dedcc434d2e4c54c9b2d4a06d8373"):
+    with pytest.raises(
+        ValueError,
+        match=r"needs train_32x32.mat, which is not in .*e26dedcc434d2e4c54c9b2d4a06d8373",
+    ):
         images(tmp_path, "train")
 
 
@@ -230,11 +297,19 @@ def test_a_damaged_mat_file(tmp_path: Path) -> None:
     svhn(tmp_path, "test_32x32.mat", [1, 2])
     file = tmp_path / "test_32x32.mat"
     whole = file.read_bytes()
-    for content in (b"", whole[:100], whole[: len(whole) // 2], whole[:200] + bytes([whole[200] ^ 0x7F]) + whole[201:], b"x" * 500):
+    for content in (
+        b"",
+        whole[:100],
+        whole[: len(whole) // 2],
+        whole[:200] + bytes([whole[200] ^ 0x7F]) + whole[201:],
+        b"x" * 500,
+    ):
         file.write_bytes(content)
         with pytest.raises(ValueError, match=r"truncated or damaged|not an SVHN file"):
             images(tmp_path)
-    file.write_bytes(b"MATLAB 7.3 MAT-file".ljust(124) + struct.pack("<H", 0x0200) + b"IM" + bytes(400))
+    file.write_bytes(
+        b"MATLAB 7.3 MAT-file".ljust(124) + struct.pack("<H", 0x0200) + b"IM" + bytes(400)
+    )
     with pytest.raises(ValueError, match=r"version 7.3"):
         images(tmp_path)
     for content in (
@@ -260,15 +335,35 @@ def test_digits() -> None:
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
 def test_a_set_in_one_piece_is_split_by_class_without_overlap(labels: list[int]) -> None:
     train, test = part("train", np.array(labels)), part("test", np.array(labels))
-    assert sorted([*train, *test]) == list(part("all", np.array(labels))) == list(range(len(labels)))
-    assert all(sum(labels[place] == label for place in test) == labels.count(label) // 5 for label in set(labels))
+    assert (
+        sorted([*train, *test]) == list(part("all", np.array(labels))) == list(range(len(labels)))
+    )
+    assert all(
+        sum(labels[place] == label for place in test) == labels.count(label) // 5
+        for label in set(labels)
+    )
 
 
-@pytest.mark.parametrize("names", [("images", "labels"), ("x", "y"), ("X", "Y"), ("data", "targets")])
-def test_npz_of_bytes_and_of_floats_are_the_same_images(tmp_path: Path, names: tuple[str, str]) -> None:
-    pixels, labels = RNG.integers(0, 256, (10, 4, 6, 3), dtype=np.uint8), np.arange(10, dtype=np.uint8) % 2
-    np.savez(tmp_path / "bytes.npz", **{names[0]: pixels, names[1]: labels}, classes=["cat", "dog"], source_index=np.arange(10))
-    np.savez_compressed(tmp_path / "floats.npz", **{names[0]: pixels.transpose(0, 3, 1, 2) / 255, names[1]: labels[:, None].astype(int)})
+@pytest.mark.parametrize(
+    "names", [("images", "labels"), ("x", "y"), ("X", "Y"), ("data", "targets")]
+)
+def test_npz_of_bytes_and_of_floats_are_the_same_images(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    pixels, labels = (
+        RNG.integers(0, 256, (10, 4, 6, 3), dtype=np.uint8),
+        np.arange(10, dtype=np.uint8) % 2,
+    )
+    np.savez(
+        tmp_path / "bytes.npz",
+        **{names[0]: pixels, names[1]: labels},
+        classes=["cat", "dog"],
+        source_index=np.arange(10),
+    )
+    np.savez_compressed(
+        tmp_path / "floats.npz",
+        **{names[0]: pixels.transpose(0, 3, 1, 2) / 255, names[1]: labels[:, None].astype(int)},
+    )
     for split, count in (("train", 8), ("test", 2), ("all", 10)):
         one, two = images(tmp_path / "bytes.npz", split), images(tmp_path / "floats.npz", split)
         assert one.pixels.shape == (count, 3, 4, 6)
@@ -279,8 +374,14 @@ def test_npz_of_bytes_and_of_floats_are_the_same_images(tmp_path: Path, names: t
 
 
 def test_npz_in_two_parts(tmp_path: Path) -> None:
-    grey = {"train": RNG.integers(0, 256, (3, 4, 4), dtype=np.uint8), "test": RNG.integers(0, 256, (2, 4, 4), dtype=np.uint8)}
-    arrays = {f"x_{name}": pixels for name, pixels in grey.items()} | {"y_train": np.array([0, 1, 6]), "y_test": np.array([1, 0])}
+    grey = {
+        "train": RNG.integers(0, 256, (3, 4, 4), dtype=np.uint8),
+        "test": RNG.integers(0, 256, (2, 4, 4), dtype=np.uint8),
+    }
+    arrays = {f"x_{name}": pixels for name, pixels in grey.items()} | {
+        "y_train": np.array([0, 1, 6]),
+        "y_test": np.array([1, 0]),
+    }
     np.savez(tmp_path / "both.npz", **arrays)
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -289,7 +390,9 @@ def test_npz_in_two_parts(tmp_path: Path) -> None:
     for place in (tmp_path / "both.npz", folder):
         assert images(place, "train").labels.tolist() == [0, 1, 6]
         got = images(place, "test")
-        assert torch.equal((got.pixels * 255).round(), torch.from_numpy(grey["test"])[:, None].float())
+        assert torch.equal(
+            (got.pixels * 255).round(), torch.from_numpy(grey["test"])[:, None].float()
+        )
         assert len(got.classes) == 7
         assert len(images(place, "all")) == 5
 
@@ -297,11 +400,17 @@ def test_npz_in_two_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"images": np.full((9, 1, 4, 4), 1.5), "labels": np.zeros(9, int)}, r"lie in \[0, 1\], got values from 1.5 to 1.5"),
+        (
+            {"images": np.full((9, 1, 4, 4), 1.5), "labels": np.zeros(9, int)},
+            r"lie in \[0, 1\], got values from 1.5 to 1.5",
+        ),
         ({"images": np.full((9, 1, 4, 4), np.nan), "labels": np.zeros(9, int)}, "finite"),
         ({"images": np.full((9, 1, 4, 4), 200.0), "labels": np.zeros(9, int)}, "rescale"),
         ({"images": np.zeros((9, 4, 4, 3)), "labels": np.zeros(9, int)}, r"\(N, C, H, W\)"),
-        ({"images": np.zeros((9, 3, 4, 4), np.uint8), "labels": np.zeros(9, int)}, r"\(N, H, W, C\)"),
+        (
+            {"images": np.zeros((9, 3, 4, 4), np.uint8), "labels": np.zeros(9, int)},
+            r"\(N, H, W, C\)",
+        ),
         ({"images": np.zeros((9, 4, 4), np.int64), "labels": np.zeros(9, int)}, "uint8"),
         ({"images": np.zeros((9, 16)), "labels": np.zeros(9, int)}, "shape"),
         ({"images": np.zeros((9, 4, 4)), "labels": np.zeros(8, int)}, "one for each image"),
@@ -314,7 +423,9 @@ def test_npz_in_two_parts(tmp_path: Path) -> None:
         ({"images": np.zeros((0, 4, 4)), "labels": np.zeros(0, int)}, "one for each image"),
     ],
 )
-def test_a_wrong_npz_is_one_sentence(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
+def test_a_wrong_npz_is_one_sentence(
+    tmp_path: Path, arrays: dict[str, np.ndarray], message: str
+) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(ValueError, match=message):
         images(tmp_path / "a.npz", "test")
@@ -336,7 +447,9 @@ def save_pictures(folder: Path, count: int = 6, mode: str = "RGB", ending: str =
     for label, name in enumerate(("ant", "bee")):
         (folder / name).mkdir(parents=True)
         for k in range(count):
-            Image.new(mode, (5, 4), color=k + 10 * label if mode == "L" else (k + 10 * label, 0, 255)).save(folder / name / f"{k}.{ending}")
+            Image.new(
+                mode, (5, 4), color=k + 10 * label if mode == "L" else (k + 10 * label, 0, 255)
+            ).save(folder / name / f"{k}.{ending}")
 
 
 def test_a_folder_of_pictures(tmp_path: Path) -> None:
@@ -414,7 +527,9 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pa
     thread.start()
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr("pooch.os_cache", lambda _: cache)
-    monkeypatch.setattr(_cifar, "URL", f"http://127.0.0.1:{server.server_port}/cifar-10-python.tar.gz")
+    monkeypatch.setattr(
+        _cifar, "URL", f"http://127.0.0.1:{server.server_port}/cifar-10-python.tar.gz"
+    )
     monkeypatch.setattr(_svhn, "URL", f"http://127.0.0.1:{server.server_port}/")
     try:
         yield site, cache
@@ -424,7 +539,9 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pa
         server.server_close()
 
 
-def test_cifar_is_downloaded_once_checked_and_kept(served: tuple[Path, Path], cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar_is_downloaded_once_checked_and_kept(
+    served: tuple[Path, Path], cifar: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site, cache = served
     with pytest.raises(ValueError, match=r"cannot be downloaded .* put it into"):
         images("cifar10")
@@ -438,10 +555,14 @@ def test_cifar_is_downloaded_once_checked_and_kept(served: tuple[Path, Path], ci
     assert len(images("cifar10", "test")) == 3
 
 
-def test_svhn_is_downloaded_by_parts(served: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_svhn_is_downloaded_by_parts(
+    served: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     site, cache = served
     svhn(site, "test_32x32.mat", [1, 10, 3])
-    monkeypatch.setitem(_svhn.MD5, "test_32x32.mat", md5((site / "test_32x32.mat").read_bytes()).hexdigest())
+    monkeypatch.setitem(
+        _svhn.MD5, "test_32x32.mat", md5((site / "test_32x32.mat").read_bytes()).hexdigest()
+    )
     assert images("svhn").labels.tolist() == [1, 0, 3]
     assert [file.name for file in cache.iterdir()] == ["test_32x32.mat"]
     with pytest.raises(ValueError, match=r"train_32x32.mat .*cannot be downloaded"):

@@ -36,7 +36,9 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     thread.start()
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr("pooch.os_cache", lambda _: cache)
-    monkeypatch.setattr(texts, "ALICE_ARCHIVE", f"http://127.0.0.1:{server.server_port}/gutenberg.zip")
+    monkeypatch.setattr(
+        texts, "ALICE_ARCHIVE", f"http://127.0.0.1:{server.server_port}/gutenberg.zip"
+    )
     try:
         yield site
     finally:
@@ -53,7 +55,9 @@ def publish(site: Path, content: str) -> None:
     (site / "gutenberg.zip").write_bytes(packed.getvalue())
 
 
-def test_alice_is_downloaded_once_checked_and_kept(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alice_is_downloaded_once_checked_and_kept(
+    served: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish(served, STORY)
     monkeypatch.setattr(texts, "ALICE_SHA256", hashlib.sha256(STORY.encode()).hexdigest())
     assert text("alice") == STORY
@@ -71,7 +75,9 @@ def test_no_network_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setattr("pooch.os_cache", lambda _: tmp_path)
     monkeypatch.setattr(texts, "ALICE_ARCHIVE", "http://127.0.0.1:9/gutenberg.zip")
-    with pytest.raises(ValueError, match=r"could not be downloaded .*: pass a text file instead") as caught:
+    with pytest.raises(
+        ValueError, match=r"could not be downloaded .*: pass a text file instead"
+    ) as caught:
         text("alice")
     assert "\n" not in str(caught.value)
 
@@ -120,13 +126,17 @@ def test_files_that_are_no_text_are_refused(tmp_path: Path) -> None:
 
 def test_windows_follow_one_another() -> None:
     cut = windows(torch.arange(100, 150), n=7, samples=4)
-    assert [row.tolist() for row in cut] == [list(range(100 + 7 * s, 107 + 7 * s)) for s in range(4)]
+    assert [row.tolist() for row in cut] == [
+        list(range(100 + 7 * s, 107 + 7 * s)) for s in range(4)
+    ]
     assert windows(torch.arange(28), n=7, samples=4).shape == (4, 7)
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_windows_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="4 sequences of 7 tokens need 28 tokens, but the text has 27"):
+    with pytest.raises(
+        ValueError, match="4 sequences of 7 tokens need 28 tokens, but the text has 27"
+    ):
         windows(torch.arange(27), n=7, samples=4)
     for n, samples in ((0, 1), (1, 0), (True, 1), (1.0, 1)):
         with pytest.raises(ValueError, match="whole number of at least 1"):

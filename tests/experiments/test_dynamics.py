@@ -47,7 +47,9 @@ def test_line() -> None:
     q = line.row(0.6)[0, 0]
     for got in line.run(rings=1).values():
         limit = got.final.cov
-        assert (torch.linalg.vector_norm(limit @ q, dim=-1) < 1e-3 * torch.linalg.matrix_norm(limit)).all()
+        assert (
+            torch.linalg.vector_norm(limit @ q, dim=-1) < 1e-3 * torch.linalg.matrix_norm(limit)
+        ).all()
         assert rank(limit).tolist() == [1] * len(limit)
 
 
@@ -103,7 +105,9 @@ def test_ellipses() -> None:
     assert pair["blow-up"].final.cov.trace() > 5 * pair["blow-up"].cov[0].trace()
     around = ellipses.outline(pair["blow-up"].final.cov, pair["blow-up"].final.mean)
     precision = torch.linalg.inv(pair["blow-up"].final.cov)
-    assert torch.allclose(torch.einsum("pi,ij,pj->p", around, precision, around), torch.ones(120, dtype=torch.float64))
+    assert torch.allclose(
+        torch.einsum("pi,ij,pj->p", around, precision, around), torch.ones(120, dtype=torch.float64)
+    )
 
 
 def test_sphere_clustering() -> None:
@@ -111,11 +115,16 @@ def test_sphere_clustering() -> None:
     assert soft.numbers[0] == sharp.numbers[0] >= 20
     assert soft.numbers[-1] == 1 < sharp.numbers[-1] < 12
     for one in (soft, sharp):
-        assert all(later >= earlier - 1e-9 for earlier, later in zip(one.energies, one.energies[1:], strict=False))
+        assert all(
+            later >= earlier - 1e-9
+            for earlier, later in zip(one.energies, one.energies[1:], strict=False)
+        )
 
 
 def test_mean_field_error_falls_with_the_number_of_particles() -> None:
-    for curve in mean_field.run(sizes=(8, 128), reference=512, repeats=2, names=("softmax", "linear")):
+    for curve in mean_field.run(
+        sizes=(8, 128), reference=512, repeats=2, names=("softmax", "linear")
+    ):
         assert curve.end[1] < 0.6 * curve.end[0]
         assert curve.end[0] < 3 * curve.start[0]
 

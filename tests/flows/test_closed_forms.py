@@ -40,12 +40,19 @@ def identity_value_solution(a: torch.Tensor, cov: torch.Tensor, t: float) -> tor
 
 @settings(max_examples=12)
 @given(seed=st.integers(0, 10_000), d=st.integers(1, 4), part=st.floats(0.05, 0.95))
-def test_softmax_with_identity_values_follows_its_closed_form(seed: int, d: int, part: float) -> None:
+def test_softmax_with_identity_values_follows_its_closed_form(
+    seed: int, d: int, part: float
+) -> None:
     a, cov = normal(seed, d, d), covariance(seed + 1, d)
     root = centred(cov).factor()
     top = float(torch.linalg.eigvalsh(root @ (a + a.mT) @ root)[-1])
     end = part / top if top > 0 else 3.0
-    got = flow(Softmax(Heads.from_matrices(a, torch.eye(d, dtype=a.dtype))), centred(cov), [0, end / 3, end], settle=None)
+    got = flow(
+        Softmax(Heads.from_matrices(a, torch.eye(d, dtype=a.dtype))),
+        centred(cov),
+        [0, end / 3, end],
+        settle=None,
+    )
     for t, s in zip(got.times.tolist(), got.cov, strict=True):
         expected = identity_value_solution(a, cov, t)
         assert torch.linalg.matrix_norm(s - expected) <= 1e-6 * torch.linalg.matrix_norm(expected)
@@ -58,16 +65,26 @@ def test_softmax_blows_up_at_the_time_of_the_theorem(seed: int, d: int) -> None:
     a, cov = z @ z.mT + 0.1 * torch.eye(d, dtype=z.dtype), covariance(seed + 1, d)
     root = centred(cov).factor()
     blow_up = 1 / (2 * float(torch.linalg.eigvalsh(root @ a @ root)[-1]))
-    got = flow(Softmax(Heads.from_matrices(a, torch.eye(d, dtype=a.dtype))), centred(cov), [0, 10 * blow_up])
+    got = flow(
+        Softmax(Heads.from_matrices(a, torch.eye(d, dtype=a.dtype))),
+        centred(cov),
+        [0, 10 * blow_up],
+    )
     assert got.status == "blew up"
     assert got.stop_time == pytest.approx(blow_up, rel=1e-6)
-    before = flow(Softmax(Heads.from_matrices(a, torch.eye(d, dtype=a.dtype))), centred(cov), [0, 0.999 * blow_up])
+    before = flow(
+        Softmax(Heads.from_matrices(a, torch.eye(d, dtype=a.dtype))),
+        centred(cov),
+        [0, 0.999 * blow_up],
+    )
     assert before.status == "finished"
 
 
 def test_skew_scores_leave_the_covariance_where_it_is(randn: Randn) -> None:
     z, cov = randn(3, 3), covariance(3, 3)
-    got = flow(Softmax(Heads.from_matrices(z - z.mT, torch.eye(3, dtype=z.dtype))), centred(cov), [0, 5.0])
+    got = flow(
+        Softmax(Heads.from_matrices(z - z.mT, torch.eye(3, dtype=z.dtype))), centred(cov), [0, 5.0]
+    )
     assert torch.allclose(got.final.cov, cov, atol=1e-6, rtol=0)
 
 
@@ -76,7 +93,10 @@ def test_one_token_of_linear_and_exponential_attention_blows_up_in_finite_time()
     linear = flow(Linear(Heads.from_matrices(one, one)), Particles(2 * one), [0, 1.0])
     assert (linear.status, linear.stop_time) == ("blew up", pytest.approx(1 / 8, rel=1e-6))
     exponential = flow(Exponential(Heads.from_matrices(one, one)), Particles(one), [0, 1.0])
-    assert (exponential.status, exponential.stop_time) == ("blew up", pytest.approx(exp1(1.0) / 2, rel=1e-6))
+    assert (exponential.status, exponential.stop_time) == (
+        "blew up",
+        pytest.approx(exp1(1.0) / 2, rel=1e-6),
+    )
 
 
 def test_l2_with_a_key_that_is_not_injective_blows_up_when_the_proof_says() -> None:
@@ -105,19 +125,30 @@ def test_the_trace_obeys_its_identity_for_positive_values() -> None:
     a, cov, z = normal(1, 3, 3), covariance(2, 3), normal(3, 3, 3)
     v = z @ z.mT + torch.eye(3, dtype=z.dtype)
     h = 1e-4
-    got = flow(Softmax(Heads.from_matrices(a, v)), centred(cov), [0, h, 2 * h], rtol=1e-12, atol=1e-14)
+    got = flow(
+        Softmax(Heads.from_matrices(a, v)), centred(cov), [0, h, 2 * h], rtol=1e-12, atol=1e-14
+    )
     weighted = torch.einsum("ij,tji->t", torch.linalg.inv(v), got.cov)
     s = got.cov[1]
-    assert (weighted[2] - weighted[0]) / (2 * h) == pytest.approx(float(2 * torch.trace(s @ (a + a.mT) / 2 @ s)), rel=1e-5)
+    assert (weighted[2] - weighted[0]) / (2 * h) == pytest.approx(
+        float(2 * torch.trace(s @ (a + a.mT) / 2 @ s)), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("variant", [Softmax, L2, Sinkhorn, Linear])
-def test_determinant_follows_the_trace_of_the_field_and_rank_is_kept(variant: type[Softmax]) -> None:
-    att, cov = variant(Heads.from_matrices(0.3 * normal(1, 3, 3), 0.5 * normal(2, 3, 3))), covariance(5, 3)
+def test_determinant_follows_the_trace_of_the_field_and_rank_is_kept(
+    variant: type[Softmax],
+) -> None:
+    att, cov = (
+        variant(Heads.from_matrices(0.3 * normal(1, 3, 3), 0.5 * normal(2, 3, 3))),
+        covariance(5, 3),
+    )
     times = torch.linspace(0, 1, 201, dtype=torch.float64)
     got = flow(att, centred(cov), times, settle=None)
     traces = torch.stack([torch.trace(att.affine(state).matrix) for state in got.states])
-    assert torch.logdet(got.final.cov) - torch.logdet(cov) == pytest.approx(2 * float(torch.trapezoid(traces, times)), abs=1e-4)
+    assert torch.logdet(got.final.cov) - torch.logdet(cov) == pytest.approx(
+        2 * float(torch.trapezoid(traces, times)), abs=1e-4
+    )
     flat = covariance(6, 3)
     flat[2], flat[:, 2] = 0, 0
     values = torch.linalg.eigvalsh(flow(att, centred(flat), [0, 1.0], settle=None).final.cov)
@@ -127,7 +158,8 @@ def test_determinant_follows_the_trace_of_the_field_and_rank_is_kept(variant: ty
 @pytest.mark.parametrize("variant", [Softmax, L2, Sinkhorn, Linear])
 def test_particles_and_gaussian_agree_on_a_quadrature_cloud(variant: type[Softmax]) -> None:
     heads = Heads.from_matrices(
-        0.3 * torch.stack([normal(1, 2, 2), normal(2, 2, 2)]), 0.5 * torch.stack([normal(3, 2, 2), normal(4, 2, 2)])
+        0.3 * torch.stack([normal(1, 2, 2), normal(2, 2, 2)]),
+        0.5 * torch.stack([normal(3, 2, 2), normal(4, 2, 2)]),
     )
     start = Gaussian(0.3 * normal(5, 2), 0.2 * covariance(6, 2))
     by_gaussian = flow(variant(heads), start, [0, 0.5, 1.0], settle=None)
@@ -138,7 +170,13 @@ def test_particles_and_gaussian_agree_on_a_quadrature_cloud(variant: type[Softma
 
 def test_a_stack_of_gaussians_equals_a_loop_and_each_member_ends_by_itself() -> None:
     a = torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64))
-    covs = torch.stack([torch.diag(torch.tensor([0.0, 0.5])), torch.diag(torch.tensor([0.5, 0.5])), torch.diag(torch.tensor([0.25, 0.5]))])
+    covs = torch.stack(
+        [
+            torch.diag(torch.tensor([0.0, 0.5])),
+            torch.diag(torch.tensor([0.5, 0.5])),
+            torch.diag(torch.tensor([0.25, 0.5])),
+        ]
+    )
     att = Softmax(Heads.from_matrices(a, EYE))
     stack = flow(att, centred(covs.double()), [0, 0.4, 1.5, 3.0])
     loop = [flow(att, centred(cov.double()), [0, 0.4, 1.5, 3.0]) for cov in covs]

@@ -1,4 +1,6 @@
-"""The interpolated field: as exact as it says, exact where it cannot serve, the same flow in the end."""
+"""The interpolated field: as exact as it says, exact where it cannot serve, the same flow in the
+end.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,17 @@ Randn = Callable[..., torch.Tensor]
 
 @pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("variant", [Softmax, L2, Exponential, Sigmoid])
-def test_the_estimate_covers_the_error_at_every_query(variant: type[Softmax], d: int, randn: Randn) -> None:
+def test_the_estimate_covers_the_error_at_every_query(
+    variant: type[Softmax], d: int, randn: Randn
+) -> None:
     n = {1: 500, 2: 2000, 3: 4000}[d]
-    heads = Heads(0.4 * randn(2, 2, d), 0.4 * randn(2, 2, d), randn(2, d, d), query_bias=0.3 * randn(2, 2), key_bias=0.3 * randn(2, 2))
+    heads = Heads(
+        0.4 * randn(2, 2, d),
+        0.4 * randn(2, 2, d),
+        randn(2, d, d),
+        query_bias=0.3 * randn(2, 2),
+        key_bias=0.3 * randn(2, 2),
+    )
     att, weights = variant(heads), randn(n).exp()
     mu = Particles(0.5 * randn(n, d), weights / weights.sum())
     tolerance = 1e-3 if d == 3 else 1e-8
@@ -40,14 +50,19 @@ def test_a_cloud_on_a_line_or_at_a_point_is_served(randn: Randn) -> None:
 
 
 def test_a_kernel_too_sharp_to_interpolate_gets_the_exact_field(randn: Randn) -> None:
-    att, mu = Softmax(Heads.from_matrices(400 * torch.eye(2, dtype=torch.float64), randn(2, 2))), Particles(randn(2000, 2))
+    att, mu = (
+        Softmax(Heads.from_matrices(400 * torch.eye(2, dtype=torch.float64), randn(2, 2))),
+        Particles(randn(2000, 2)),
+    )
     field, error = Interpolated(1e-8)(att, mu.x, mu)
     assert error == 0.0
     assert torch.equal(field, att(mu.x, mu))
 
 
 def test_it_serves_only_large_clouds_of_pointwise_kernels_in_low_dimension(randn: Randn) -> None:
-    def serves(d: int, n: int, variant: type[Softmax] = Softmax, tolerance: float = 1e-8, **options: bool) -> bool:
+    def serves(
+        d: int, n: int, variant: type[Softmax] = Softmax, tolerance: float = 1e-8, **options: bool
+    ) -> bool:
         att = variant(Heads.from_matrices(randn(d, d), randn(d, d)), **options)
         return Interpolated.serving(att, Particles(randn(n, d)), tolerance) is not None
 
@@ -59,9 +74,17 @@ def test_it_serves_only_large_clouds_of_pointwise_kernels_in_low_dimension(randn
     assert not serves(2, 2000, tolerance=0.0)
 
 
-def test_the_flow_is_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch, randn: Randn) -> None:
+def test_the_flow_is_the_same_with_and_without(
+    monkeypatch: pytest.MonkeyPatch, randn: Randn
+) -> None:
     monkeypatch.setattr(fast, "SMALLEST_CLOUD", 500)
-    att, mu = Softmax(Heads.from_matrices(0.5 * randn(2, 2), randn(2, 2))), Particles(0.5 * randn(800, 2))
-    exact, quick = flow(att, mu, [0, 0.4], rtol=1e-5, atol=1e-7, fast=0), flow(att, mu, [0, 0.4], rtol=1e-5, atol=1e-7)
+    att, mu = (
+        Softmax(Heads.from_matrices(0.5 * randn(2, 2), randn(2, 2))),
+        Particles(0.5 * randn(800, 2)),
+    )
+    exact, quick = (
+        flow(att, mu, [0, 0.4], rtol=1e-5, atol=1e-7, fast=0),
+        flow(att, mu, [0, 0.4], rtol=1e-5, atol=1e-7),
+    )
     assert exact.field_error == 0 < quick.field_error <= 1e-5
     assert torch.allclose(exact.final.x, quick.final.x, atol=1e-4)

@@ -1,4 +1,6 @@
-"""Flows of particles: what the theory says of every variant, surfaces, layers in time, events, and refusals."""
+"""Flows of particles: what the theory says of every variant, surfaces, layers in time, events, and
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope import L2, Gaussian, Heads, Linear, NoClosedForm, Particles, Sigmoid, Sinkhorn, Softmax, variants
+from attnscope import (
+    L2,
+    Gaussian,
+    Heads,
+    Linear,
+    NoClosedForm,
+    Particles,
+    Sigmoid,
+    Sinkhorn,
+    Softmax,
+    variants,
+)
 from attnscope.attention import Attention
 from attnscope.flows import Ellipsoid, Sphere, flow, radius_bound
 
@@ -18,7 +31,9 @@ MASKABLE = [(name, variant) for name, variant in VARIANTS if variant is not Sink
 
 
 def two_heads(randn: Randn, d: int = 2) -> Heads:
-    return Heads(0.4 * randn(2, 3, d), 0.4 * randn(2, 3, d), 0.4 * randn(2, 4, d), 0.4 * randn(2, d, 4))
+    return Heads(
+        0.4 * randn(2, 3, d), 0.4 * randn(2, 3, d), 0.4 * randn(2, 4, d), 0.4 * randn(2, d, 4)
+    )
 
 
 def weighted(randn: Randn, n: int, d: int = 2, *stack: int) -> Particles:
@@ -27,27 +42,37 @@ def weighted(randn: Randn, n: int, d: int = 2, *stack: int) -> Particles:
 
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
-def test_a_long_run_of_small_steps_agrees_with_the_flow(name: str, variant: type[Attention], randn: Randn) -> None:
+def test_a_long_run_of_small_steps_agrees_with_the_flow(
+    name: str, variant: type[Attention], randn: Randn
+) -> None:
     att, mu = variant(two_heads(randn)), weighted(randn, 5)
     x, h = mu.x, 0.05
     for _ in range(6):
         middle = x + h / 2 * att(x, mu.at(x))
         x = x + h * att(middle, mu.at(middle))
-    assert torch.allclose(flow(att, mu, [0, 0.3], rtol=1e-6, atol=1e-8).final.x, x, atol=1e-4, rtol=0)
+    assert torch.allclose(
+        flow(att, mu, [0, 0.3], rtol=1e-6, atol=1e-8).final.x, x, atol=1e-4, rtol=0
+    )
 
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)
-def test_splitting_a_particle_does_not_change_the_flow(name: str, variant: type[Attention], randn: Randn) -> None:
+def test_splitting_a_particle_does_not_change_the_flow(
+    name: str, variant: type[Attention], randn: Randn
+) -> None:
     att, mu = variant(two_heads(randn)), weighted(randn, 4)
     halved = torch.cat([mu.weights[:1] / 3, mu.weights[:1] * 2 / 3, mu.weights[1:]])
     split = Particles(torch.cat([mu.x[:1], mu.x]), halved)
-    whole, parts = (flow(att, cloud, [0, 0.5], rtol=1e-6, atol=1e-8).final.x for cloud in (mu, split))
+    whole, parts = (
+        flow(att, cloud, [0, 0.5], rtol=1e-6, atol=1e-8).final.x for cloud in (mu, split)
+    )
     assert torch.allclose(parts[1:], whole, atol=1e-5, rtol=0)
     assert torch.allclose(parts[0], whole[0], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("name", "variant"), MASKABLE)
-def test_a_causal_prefix_evolves_by_itself(name: str, variant: type[Attention], randn: Randn) -> None:
+def test_a_causal_prefix_evolves_by_itself(
+    name: str, variant: type[Attention], randn: Randn
+) -> None:
     att, x = variant(two_heads(randn), causal=True), randn(6, 2)
     places = torch.arange(1, 7, dtype=torch.float64) / 6
     weights = torch.full((6,), 1 / 6, dtype=torch.float64)
@@ -74,7 +99,9 @@ def test_the_radius_bound_is_attained_by_one_token() -> None:
     value = torch.diag(torch.tensor([2.0, 0.5], dtype=torch.float64)).expand(2, 2, 2) / 2
     att = Softmax(Heads.from_matrices(value, value))
     start = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    assert float(flow(att, Particles(start), [0, 1.0]).final.radius()) == pytest.approx(radius_bound(att, 1.0, 1.0).value, rel=1e-7)
+    assert float(flow(att, Particles(start), [0, 1.0]).final.radius()) == pytest.approx(
+        radius_bound(att, 1.0, 1.0).value, rel=1e-7
+    )
 
 
 def test_a_stack_of_clouds_equals_a_loop(randn: Randn) -> None:
@@ -85,7 +112,9 @@ def test_a_stack_of_clouds_equals_a_loop(randn: Randn) -> None:
         assert torch.allclose(together[place], alone, atol=1e-7, rtol=0)
 
 
-def test_when_one_cloud_of_a_stack_blows_up_the_others_go_on_with_their_own_weights(randn: Randn) -> None:
+def test_when_one_cloud_of_a_stack_blows_up_the_others_go_on_with_their_own_weights(
+    randn: Randn,
+) -> None:
     one = torch.ones(1, 1, dtype=torch.float64)
     att, stack = Linear(Heads.from_matrices(one, one)), weighted(randn, 3, 1, 3)
     sizes = torch.tensor([3.0, 0.5, 0.4], dtype=torch.float64)[:, None, None]
@@ -101,7 +130,9 @@ def test_layers_in_time_are_flows_one_after_the_other(randn: Randn) -> None:
     first, second, mu = Softmax(two_heads(randn)), L2(two_heads(randn)), weighted(randn, 5)
     once = flow([first, second], mu, [0, 1.0]).final.x
     half = flow(first, mu, [0, 0.5], settle=None).final
-    assert torch.allclose(once, flow(second, half, [0.5, 1.0], settle=None).final.x, atol=1e-8, rtol=0)
+    assert torch.allclose(
+        once, flow(second, half, [0.5, 1.0], settle=None).final.x, atol=1e-8, rtol=0
+    )
     switched = flow(lambda t: first if t < 0.5 else second, mu, [0, 1.0], rtol=1e-6).final.x
     assert torch.allclose(once, switched, atol=1e-4, rtol=0)
 
@@ -114,21 +145,34 @@ def test_growing_weights_in_time_have_a_closed_form() -> None:
 
 def test_tokens_on_the_sphere_stay_there_and_two_of_them_meet_when_calculus_says() -> None:
     """With uniform weights theta' = -sin(2 theta)/2, so tan(theta) = tan(theta_0) e^{-t}."""
-    att = Softmax(Heads.from_matrices(torch.zeros(2, 2, dtype=torch.float64), torch.eye(2, dtype=torch.float64)))
+    att = Softmax(
+        Heads.from_matrices(
+            torch.zeros(2, 2, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
+        )
+    )
     angle = torch.tensor([0.5, -0.5], dtype=torch.float64)
     mu = Particles(torch.stack([angle.cos(), angle.sin()], dim=-1))
     got = flow(att, mu, [0, 1.0, 2.0], space=Sphere())
     for t, x in zip(got.times.tolist(), got.x, strict=True):
-        assert torch.allclose(torch.linalg.vector_norm(x, dim=-1), torch.ones(2, dtype=torch.float64), atol=1e-15)
+        assert torch.allclose(
+            torch.linalg.vector_norm(x, dim=-1), torch.ones(2, dtype=torch.float64), atol=1e-15
+        )
         assert float(x[0, 1] / x[0, 0]) == pytest.approx(np.tan(0.5) * np.exp(-t), rel=1e-7)
 
 
-@pytest.mark.parametrize("space", [Sphere(), Sphere(2.5), Ellipsoid(torch.tensor([0.5, 1.5, 2.0], dtype=torch.float64))])
+@pytest.mark.parametrize(
+    "space", [Sphere(), Sphere(2.5), Ellipsoid(torch.tensor([0.5, 1.5, 2.0], dtype=torch.float64))]
+)
 def test_velocities_are_tangent_to_their_surface(space: Sphere | Ellipsoid, randn: Randn) -> None:
     x, field = space(randn(7, 3)), randn(7, 3)
     _, rate = torch.func.jvp(space.gauge, (x,), (space.velocity(x, field),))
     assert rate.abs().max() < 1e-13
-    assert torch.linalg.matrix_rank(torch.stack([x, field, space.velocity(x, field)], dim=1), rtol=1e-9).max() == 2
+    assert (
+        torch.linalg.matrix_rank(
+            torch.stack([x, field, space.velocity(x, field)], dim=1), rtol=1e-9
+        ).max()
+        == 2
+    )
 
 
 def test_an_ellipsoid_is_where_rms_norm_puts_its_tokens(randn: Randn) -> None:
@@ -148,7 +192,9 @@ def test_an_ellipsoid_is_where_rms_norm_puts_its_tokens(randn: Randn) -> None:
 
 
 def test_one_cluster_is_reported_as_converged_and_not_before(randn: Randn) -> None:
-    att = Softmax(Heads.from_matrices(torch.eye(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)))
+    att = Softmax(
+        Heads.from_matrices(torch.eye(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64))
+    )
     x = Sphere()(randn(8, 3))
     got = flow(att, Particles(x), [0, 300.0], space=Sphere())
     assert got.status == "converged"
@@ -182,7 +228,13 @@ def test_every_solver_reaches_the_same_state(method: str, randn: Randn) -> None:
 def test_a_stopped_and_a_failed_flow_keep_what_was_computed(randn: Randn) -> None:
     att, mu = Softmax(two_heads(randn)), weighted(randn, 4)
     seen: list[float] = []
-    got = flow(att, mu, np.linspace(0, 50, 501).tolist(), progress=lambda t: seen.append(t) or len(seen) < 4, settle=None)
+    got = flow(
+        att,
+        mu,
+        np.linspace(0, 50, 501).tolist(),
+        progress=lambda t: seen.append(t) or len(seen) < 4,
+        settle=None,
+    )
     assert got.status == "stopped"
     assert got.stop_time == seen[-1] == float(got.times[-1])
     assert len(got.states) == len(got.times) < 501
@@ -210,8 +262,14 @@ def test_a_stopped_and_a_failed_flow_keep_what_was_computed(randn: Randn) -> Non
     ],
 )
 @pytest.mark.usefixtures("unchecked")
-def test_bad_input_is_refused_with_a_sentence(change: dict[str, object], message: str, randn: Randn) -> None:
-    given = {"attention": Softmax(two_heads(randn)), "measure": weighted(randn, 4), "times": [0.0, 1.0]} | change
+def test_bad_input_is_refused_with_a_sentence(
+    change: dict[str, object], message: str, randn: Randn
+) -> None:
+    given = {
+        "attention": Softmax(two_heads(randn)),
+        "measure": weighted(randn, 4),
+        "times": [0.0, 1.0],
+    } | change
     with pytest.raises((ValueError, TypeError), match=message):
         flow(**given)
 

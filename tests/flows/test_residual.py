@@ -1,4 +1,6 @@
-"""The Transformer, layer by layer: Euler steps that converge to the flow, exact on Gaussians, differentiable."""
+"""The Transformer, layer by layer: Euler steps that converge to the flow, exact on Gaussians,
+differentiable.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ def test_layers_converge_to_the_flow_with_order_one(on_sphere: bool, randn: Rand
     att, space = Softmax(small(randn)), Sphere() if on_sphere else None
     mu = Particles(Sphere()(randn(6, 2)))
     exact = flow(att, mu, [0, 1.0], space=space, settle=None).final.x
-    errors = [float((residual(att, mu, 1 / depth, depth, post_norm=space).final.x - exact).abs().max()) for depth in (20, 40, 80)]
+    errors = [
+        float((residual(att, mu, 1 / depth, depth, post_norm=space).final.x - exact).abs().max())
+        for depth in (20, 40, 80)
+    ]
     assert errors[0] / errors[1] == pytest.approx(2, abs=0.15)
     assert errors[1] / errors[2] == pytest.approx(2, abs=0.08)
 
@@ -92,4 +97,10 @@ def test_bad_input_is_refused(randn: Randn) -> None:
     with pytest.raises(TypeError, match="Attention"):
         residual("softmax", mu, 0.1, 2)
     with pytest.raises(ValueError, match="Gaussian Gaussian"):
-        residual(att, Gaussian(torch.zeros(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64)), 0.1, 2, post_norm=Sphere())
+        residual(
+            att,
+            Gaussian(torch.zeros(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64)),
+            0.1,
+            2,
+            post_norm=Sphere(),
+        )

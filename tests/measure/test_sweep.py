@@ -1,4 +1,6 @@
-"""The sweep over a real architecture: every number against a dense Jacobian, rows that say where they come from."""
+"""The sweep over a real architecture: every number against a dense Jacobian, rows that say where
+they come from.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,24 @@ def tiny(kind: str) -> Model:
         torch.manual_seed(0)
         if kind == "gpt2":
             module = transformers.GPT2Model(
-                transformers.GPT2Config(n_embd=12, n_layer=2, n_head=3, n_positions=64, vocab_size=50, attn_implementation="eager")
+                transformers.GPT2Config(
+                    n_embd=12,
+                    n_layer=2,
+                    n_head=3,
+                    n_positions=64,
+                    vocab_size=50,
+                    attn_implementation="eager",
+                )
             )
         else:
             module = transformers.BertModel(
                 transformers.BertConfig(
-                    hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20, attn_implementation="eager", **sizes
+                    hidden_size=12,
+                    num_hidden_layers=2,
+                    num_attention_heads=3,
+                    intermediate_size=20,
+                    attn_implementation="eager",
+                    **sizes,
                 )
             )
         for parameter in module.parameters():
@@ -57,7 +71,17 @@ def dense_norm(model: Model, layer: int, part: Part, sequence: Tensor) -> float:
 @pytest.mark.parametrize("part", PARTS)
 def test_every_part_equals_the_dense_jacobian(kind: str, part: Part, ids: Tensor) -> None:
     model = tiny(kind)
-    plan = Plan(model, ids, [0, 1], [1, 5], samples=2, part=part, heads="none", tol=1e-10, failure_probability=1e-3)
+    plan = Plan(
+        model,
+        ids,
+        [0, 1],
+        [1, 5],
+        samples=2,
+        part=part,
+        heads="none",
+        tol=1e-10,
+        failure_probability=1e-3,
+    )
     rows = [row for batch in sweep(plan) for row in batch]
     assert len(rows) == plan.calls * 2 == 8
     for row in rows:
@@ -78,7 +102,11 @@ def test_every_part_equals_the_dense_jacobian(kind: str, part: Part, ids: Tensor
 @pytest.mark.parametrize("centred", [True, False])
 def test_the_constant_of_a_norm_layer_is_a_bound(centred: bool) -> None:
     generator = torch.Generator().manual_seed(0)
-    norm = torch.nn.LayerNorm(6, dtype=torch.float64) if centred else torch.nn.RMSNorm(6, eps=1e-5, dtype=torch.float64)
+    norm = (
+        torch.nn.LayerNorm(6, dtype=torch.float64)
+        if centred
+        else torch.nn.RMSNorm(6, eps=1e-5, dtype=torch.float64)
+    )
     norm.weight.data = torch.randn(6, generator=generator, dtype=torch.float64)
     x = torch.randn(4, 6, generator=generator, dtype=torch.float64)
     blocks = [torch.func.jacrev(norm)(token).detach() for token in x]
@@ -86,7 +114,11 @@ def test_the_constant_of_a_norm_layer_is_a_bound(centred: bool) -> None:
     assert largest <= norm_constant(norm, x) <= 4 * largest
     still = torch.zeros(1, 6, dtype=torch.float64)
     at_rest = float(torch.linalg.matrix_norm(torch.func.jacrev(norm)(still[0]).detach(), 2))
-    assert at_rest <= norm_constant(norm, still) == pytest.approx(float(norm.weight.detach().abs().max()) / math.sqrt(norm.eps))
+    assert (
+        at_rest
+        <= norm_constant(norm, still)
+        == pytest.approx(float(norm.weight.detach().abs().max()) / math.sqrt(norm.eps))
+    )
 
 
 def test_heads_and_the_released_estimator(ids: Tensor) -> None:
@@ -98,18 +130,26 @@ def test_heads_and_the_released_estimator(ids: Tensor) -> None:
     heads = model.attention(1).heads
     for row in rows:
         x = model.tokens(ids[row.start : row.start + row.n], 1)
-        attention = model.attention(1) if row.head is None else type(model.attention(1))(heads.select(row.head), causal=True)
+        attention = (
+            model.attention(1)
+            if row.head is None
+            else type(model.attention(1))(heads.select(row.head), causal=True)
+        )
 
         def layer(x: Tensor, attention: Attention = attention) -> Tensor:
             return attention.dense(x, Particles(torch.zeros_like(x)).at(x))
 
         value, pull = torch.func.vjp(layer, x)
-        assert row.released_estimator == pytest.approx(math.sqrt(float(pull(value)[0].norm())), rel=1e-6)
+        assert row.released_estimator == pytest.approx(
+            math.sqrt(float(pull(value)[0].norm())), rel=1e-6
+        )
         jacobian = torch.func.jacrev(layer)(x).reshape(x.numel(), x.numel())
         assert row.lower == pytest.approx(float(torch.linalg.svdvals(jacobian)[0]), rel=1e-5)
 
 
-def test_the_calls_share_the_failure_probability(ids: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_calls_share_the_failure_probability(
+    ids: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = importlib.import_module("attnscope.measure.sweep")
     shares: list[float] = []
 
@@ -136,7 +176,10 @@ def test_growth_recovers_a_power_law() -> None:
 
 
 def rows_of(n: int) -> list[Row]:
-    return [Row("m", 0, None, "attention", n, s, s * n, 1.0, 1.5, 2.0 + s, None, 0.0, 3, True, None) for s in range(2)]
+    return [
+        Row("m", 0, None, "attention", n, s, s * n, 1.0, 1.5, 2.0 + s, None, 0.0, 3, True, None)
+        for s in range(2)
+    ]
 
 
 def test_the_store_keeps_rows_when_stopped(tmp_path: Path) -> None:
@@ -148,13 +191,22 @@ def test_the_store_keeps_rows_when_stopped(tmp_path: Path) -> None:
         with Store(tmp_path / "run", overwrite=False) as store:
             for batch in interrupted():
                 store.add(batch)
-                assert len((tmp_path / "run" / "results.jsonl.partial").read_text().splitlines()) == 2
+                assert (
+                    len((tmp_path / "run" / "results.jsonl.partial").read_text().splitlines()) == 2
+                )
 
     with pytest.raises(KeyboardInterrupt):
         keep_rows()
-    kept = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    kept = [
+        json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()
+    ]
     assert [row["lower"] for row in kept] == [2.0, 3.0]
-    assert (tmp_path / "run" / "results.csv").read_text().splitlines()[0].startswith("model,layer,head")
+    assert (
+        (tmp_path / "run" / "results.csv")
+        .read_text()
+        .splitlines()[0]
+        .startswith("model,layer,head")
+    )
     with pytest.raises(ValueError, match="already holds results"):
         Store(tmp_path / "run", overwrite=False)
     summary = summarise([Row(**row) for row in kept])[0]

@@ -1,4 +1,6 @@
-"""A tiny network of every kind, with weights large enough that nothing in it is nearly linear or zero."""
+"""A tiny network of every kind, with weights large enough that nothing in it is nearly linear or
+zero.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,37 @@ from torch import Tensor, nn
 
 from attnscope.models import Model, ModelNotice, load
 
-COMMON: dict[str, Any] = {"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 3, "intermediate_size": 20, "vocab_size": 40}
-ROTARY: dict[str, Any] = {**COMMON, "num_attention_heads": 4, "hidden_size": 16, "num_key_value_heads": 2, "max_position_embeddings": 9}
-GPT2: dict[str, Any] = {"n_embd": 12, "n_head": 3, "n_layer": 3, "n_positions": 9, "vocab_size": 40, "bos_token_id": 0, "eos_token_id": 0}
+COMMON: dict[str, Any] = {
+    "hidden_size": 12,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 3,
+    "intermediate_size": 20,
+    "vocab_size": 40,
+}
+ROTARY: dict[str, Any] = {
+    **COMMON,
+    "num_attention_heads": 4,
+    "hidden_size": 16,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 9,
+}
+GPT2: dict[str, Any] = {
+    "n_embd": 12,
+    "n_head": 3,
+    "n_layer": 3,
+    "n_positions": 9,
+    "vocab_size": 40,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 VIT: dict[str, Any] = {**COMMON, "image_size": 8, "patch_size": 4, "num_channels": 2}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How to build a network and where, in its own modules, the ends of the parts are to be seen."""
+    """How to build a network and where, in its own modules, the ends of the parts are to be
+    seen.
+    """
 
     build: Callable[[], nn.Module]
     attention: str
@@ -38,13 +62,19 @@ def _bert(config: type, model: type, **options: Any) -> Callable[[], nn.Module]:
     return lambda: model(config(**COMMON, max_position_embeddings=11, pad_token_id=1, **options))
 
 
-BERT_ENDS = ("encoder.layer.{}.attention.output.dense", "encoder.layer.{}.attention.output.LayerNorm", "encoder.layer.{}.attention")
+BERT_ENDS = (
+    "encoder.layer.{}.attention.output.dense",
+    "encoder.layer.{}.attention.output.LayerNorm",
+    "encoder.layer.{}.attention",
+)
 GPT2_ENDS = ("h.{}.attn", "h.{}.ln_2", "h.{}.attn")
 LLAMA_ENDS = ("layers.{}.self_attn", "layers.{}.post_attention_layernorm", "layers.{}.self_attn")
 
 KINDS = {
     "bert": Kind(_bert(transformers.BertConfig, transformers.BertModel), *BERT_ENDS),
-    "bert-decoder": Kind(_bert(transformers.BertConfig, transformers.BertModel, is_decoder=True), *BERT_ENDS),
+    "bert-decoder": Kind(
+        _bert(transformers.BertConfig, transformers.BertModel, is_decoder=True), *BERT_ENDS
+    ),
     "roberta": Kind(_bert(transformers.RobertaConfig, transformers.RobertaModel), *BERT_ENDS),
     "mpnet": Kind(
         _bert(transformers.MPNetConfig, transformers.MPNetModel),
@@ -54,15 +84,31 @@ KINDS = {
     ),
     "gpt2": Kind(lambda: transformers.GPT2Model(transformers.GPT2Config(**GPT2)), *GPT2_ENDS),
     "gpt2-scaled": Kind(
-        lambda: transformers.GPT2Model(transformers.GPT2Config(**GPT2, scale_attn_by_inverse_layer_idx=True)),
+        lambda: transformers.GPT2Model(
+            transformers.GPT2Config(**GPT2, scale_attn_by_inverse_layer_idx=True)
+        ),
         *GPT2_ENDS,
     ),
-    "llama": Kind(lambda: transformers.LlamaModel(transformers.LlamaConfig(**ROTARY)), *LLAMA_ENDS, float32_inside=True),
-    "llama-yarn": Kind(
-        lambda: transformers.LlamaModel(transformers.LlamaConfig(**ROTARY, rope_parameters=YARN)), *LLAMA_ENDS, float32_inside=True
+    "llama": Kind(
+        lambda: transformers.LlamaModel(transformers.LlamaConfig(**ROTARY)),
+        *LLAMA_ENDS,
+        float32_inside=True,
     ),
-    "mistral": Kind(lambda: transformers.MistralModel(transformers.MistralConfig(**ROTARY)), *LLAMA_ENDS, float32_inside=True),
-    "qwen2": Kind(lambda: transformers.Qwen2Model(transformers.Qwen2Config(**ROTARY)), *LLAMA_ENDS, float32_inside=True),
+    "llama-yarn": Kind(
+        lambda: transformers.LlamaModel(transformers.LlamaConfig(**ROTARY, rope_parameters=YARN)),
+        *LLAMA_ENDS,
+        float32_inside=True,
+    ),
+    "mistral": Kind(
+        lambda: transformers.MistralModel(transformers.MistralConfig(**ROTARY)),
+        *LLAMA_ENDS,
+        float32_inside=True,
+    ),
+    "qwen2": Kind(
+        lambda: transformers.Qwen2Model(transformers.Qwen2Config(**ROTARY)),
+        *LLAMA_ENDS,
+        float32_inside=True,
+    ),
     "vit": Kind(
         lambda: transformers.ViTModel(transformers.ViTConfig(**VIT)),
         "layers.{}.attention",
@@ -71,7 +117,12 @@ KINDS = {
         float32_inside=True,
     ),
 }
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4, "rope_theta": 10000.0}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 4,
+    "rope_theta": 10000.0,
+}
 
 
 def build(name: str, implementation: str = "eager") -> nn.Module:

@@ -1,4 +1,6 @@
-"""The contract of every family: its attention, its parts and its tokens are those of the network's own forward pass."""
+"""The contract of every family: its attention, its parts and its tokens are those of the network's
+own forward pass.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def seen(model: Model, source: Tensor, path: str, layer: int, end: str) -> Tenso
         value = out if end == "out" else (*args, *kwargs.values())
         caught.append(value[0] if isinstance(value, tuple) else value)
 
-    handle = model.module.get_submodule(path.format(layer)).register_forward_hook(watch, with_kwargs=True)
+    handle = model.module.get_submodule(path.format(layer)).register_forward_hook(
+        watch, with_kwargs=True
+    )
     with torch.no_grad():
         model.module(source.to(model.dtype) if source.is_floating_point() else source)
     handle.remove()
@@ -46,7 +50,11 @@ def test_every_family_but_the_generic_one_has_a_tiny_network() -> None:
 def test_kinds_are_recognised(name: str) -> None:
     model = loaded(build(name))
     assert name.split("-")[0] in type(model).types
-    assert (model.layers, model.heads, model.dim) == (3, model.config.num_attention_heads, model.config.hidden_size)
+    assert (model.layers, model.heads, model.dim) == (
+        3,
+        model.config.num_attention_heads,
+        model.config.hidden_size,
+    )
     assert model.causal == (name == "bert-decoder" or model.family in ("gpt2", "llama"))
 
 
@@ -59,7 +67,9 @@ def test_rebuilt_attention_is_the_networks_own(name: str, dtype: torch.dtype) ->
         rebuilt = model.attention(layer)(x, Particles(x))
         assert rebuilt.dtype == dtype
         assert (rebuilt - expected).abs().max() < tolerance(name, dtype) * expected.abs().max()
-        assert (model.function(layer, "attention")(x) - expected).abs().max() < tolerance(name, dtype) * expected.abs().max()
+        assert (model.function(layer, "attention")(x) - expected).abs().max() < tolerance(
+            name, dtype
+        ) * expected.abs().max()
 
 
 def test_rebuilt_attention_has_the_jacobian_of_the_networks_own(name: str) -> None:
@@ -93,9 +103,9 @@ def test_blocks_lead_from_one_hidden_state_to_the_next(name: str) -> None:
         tokens = model.tokens(source, layer, "block")
         assert (tokens - states[layer]).abs().max() < 1e-10
         if layer + 1 in LAYERS:
-            assert (model.function(layer, "block")(tokens) - states[layer + 1]).abs().max() < tolerance(name) * states[
-                layer + 1
-            ].abs().max()
+            assert (
+                model.function(layer, "block")(tokens) - states[layer + 1]
+            ).abs().max() < tolerance(name) * states[layer + 1].abs().max()
 
 
 def test_a_hook_of_the_user_on_a_layer_is_applied_once(name: str) -> None:
@@ -117,7 +127,10 @@ def test_every_part_has_forward_and_backward_derivatives_that_agree(name: str, r
         function = model.function(1, part)
         forward = torch.func.jvp(function, (x,), (u,))[1]
         backward = torch.func.vjp(function, x)[1](v)[0]
-        assert abs((v * forward).sum() - (backward * u).sum()) < tolerance(name) * forward.norm() * v.norm()
+        assert (
+            abs((v * forward).sum() - (backward * u).sum())
+            < tolerance(name) * forward.norm() * v.norm()
+        )
 
 
 def test_fused_attention_gives_the_same_maps(name: str, randn: Any) -> None:
@@ -128,7 +141,9 @@ def test_fused_attention_gives_the_same_maps(name: str, randn: Any) -> None:
         x = eager.tokens(inputs(name), 1, part)
         step = randn(*x.shape)
         assert (fused.tokens(inputs(name), 1, part) - x).abs().max() < tolerance(name)
-        (out, tangent), (fused_out, fused_tangent) = (torch.func.jvp(model.function(1, part), (x,), (step,)) for model in (eager, fused))
+        (out, tangent), (fused_out, fused_tangent) = (
+            torch.func.jvp(model.function(1, part), (x,), (step,)) for model in (eager, fused)
+        )
         assert (out - fused_out).abs().max() < tolerance(name) * out.abs().max()
         assert (tangent - fused_tangent).abs().max() < tolerance(name) * tangent.abs().max()
 
@@ -137,10 +152,14 @@ def test_a_token_sees_later_ones_exactly_in_the_networks_that_are_not_causal(nam
     model, source = loaded(build(name)), inputs(name)
     for part in PARTS:
         x = model.tokens(source, 1, part)
-        moved = torch.cat([x[:, :-1], x[:, -1:] + torch.arange(1.0, 1 + model.dim, dtype=x.dtype)], dim=1)
+        moved = torch.cat(
+            [x[:, :-1], x[:, -1:] + torch.arange(1.0, 1 + model.dim, dtype=x.dtype)], dim=1
+        )
         function, attention = model.function(1, part), model.attention(1)
         change = (function(moved) - function(x))[:, :-1].abs().max()
-        rebuilt = (attention(moved, Particles(moved)) - attention(x, Particles(x)))[:, :-1].abs().max()
+        rebuilt = (
+            (attention(moved, Particles(moved)) - attention(x, Particles(x)))[:, :-1].abs().max()
+        )
         if model.causal:
             assert max(change, rebuilt) < 1e-12
         else:
@@ -173,7 +192,11 @@ def test_norm_bounds_the_tokens_and_is_nearly_reached(name: str, randn: Any) -> 
         assert model.tokens(source, layer).norm(dim=-1).max() <= radius * (1 + 1e-6)
         norm = model.input_norm(layer)
         spikes = 1e3 * torch.eye(model.dim, dtype=torch.float64)
-        reached = torch.cat([norm(spikes), norm(-spikes), norm(1e6 * randn(50, model.dim))]).norm(dim=-1).max()
+        reached = (
+            torch.cat([norm(spikes), norm(-spikes), norm(1e6 * randn(50, model.dim))])
+            .norm(dim=-1)
+            .max()
+        )
         assert 0.8 * radius <= reached <= radius * (1 + 1e-6)
 
 
@@ -194,7 +217,13 @@ def test_an_image_has_as_many_tokens_as_the_model_has_positions() -> None:
 def test_the_radius_of_a_post_norm_model_comes_from_the_norm_before(layer: int) -> None:
     """BERT's attention reads the output of the previous block, or of the embedding."""
     model = loaded(build("bert"))
-    norm = model.module.embeddings.LayerNorm if layer == 0 else model.module.encoder.layer[layer - 1].output.LayerNorm
+    norm = (
+        model.module.embeddings.LayerNorm
+        if layer == 0
+        else model.module.encoder.layer[layer - 1].output.LayerNorm
+    )
     gain, shift = norm.weight.detach(), norm.bias.detach()
-    assert model.norm_radius(layer) == pytest.approx(float(12**0.5 * gain.abs().max() + shift.norm()))
+    assert model.norm_radius(layer) == pytest.approx(
+        float(12**0.5 * gain.abs().max() + shift.norm())
+    )
     assert len({model.norm_radius(other) for other in LAYERS}) == len(LAYERS)

@@ -1,4 +1,6 @@
-"""Networks of unknown architecture: the layers are found, and are differentiated as the network itself runs them."""
+"""Networks of unknown architecture: the layers are found, and are differentiated as the network
+itself runs them.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,29 @@ from torch import Tensor, nn
 
 from attnscope.models import ModelNotice, Part, load
 
-DISTILBERT = {"dim": 12, "n_heads": 3, "n_layers": 3, "hidden_dim": 20, "vocab_size": 40, "max_position_embeddings": 9}
+DISTILBERT = {
+    "dim": 12,
+    "n_heads": 3,
+    "n_layers": 3,
+    "hidden_dim": 20,
+    "vocab_size": 40,
+    "max_position_embeddings": 9,
+}
 UNKNOWN = {
-    "distilbert": (lambda: transformers.DistilBertModel(transformers.DistilBertConfig(**DISTILBERT)), False),
-    "opt": (lambda: transformers.OPTModel(transformers.OPTConfig(**COMMON, ffn_dim=20, word_embed_proj_dim=12)), True),
-    "qwen3": (lambda: transformers.Qwen3Model(transformers.Qwen3Config(**ROTARY, head_dim=4)), True),
+    "distilbert": (
+        lambda: transformers.DistilBertModel(transformers.DistilBertConfig(**DISTILBERT)),
+        False,
+    ),
+    "opt": (
+        lambda: transformers.OPTModel(
+            transformers.OPTConfig(**COMMON, ffn_dim=20, word_embed_proj_dim=12)
+        ),
+        True,
+    ),
+    "qwen3": (
+        lambda: transformers.Qwen3Model(transformers.Qwen3Config(**ROTARY, head_dim=4)),
+        True,
+    ),
 }
 
 
@@ -32,7 +52,12 @@ class Decoder(nn.Module):
         self.sequence_axis = 1 if options.get("batch_first") else 0
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.stack(x, mask=nn.Transformer.generate_square_subsequent_mask(x.shape[self.sequence_axis], dtype=x.dtype))
+        return self.stack(
+            x,
+            mask=nn.Transformer.generate_square_subsequent_mask(
+                x.shape[self.sequence_axis], dtype=x.dtype
+            ),
+        )
 
 
 def stirred(module: nn.Module) -> nn.Module:
@@ -59,12 +84,16 @@ def test_blocks_lead_from_one_hidden_state_to_the_next(unknown: tuple[nn.Module,
         tokens = model.tokens(ids, layer, "block")
         assert (tokens - states[layer]).abs().max() < 1e-10
         assert (model.function(layer, "block")(tokens) - states[layer + 1]).abs().max() < 1e-10
-        assert (model.function(layer, "block")(tokens[0]) - states[layer + 1][0]).abs().max() < 1e-10
+        assert (
+            model.function(layer, "block")(tokens[0]) - states[layer + 1][0]
+        ).abs().max() < 1e-10
 
 
 def test_attention_is_the_networks_own_at_its_own_input(unknown: tuple[nn.Module, bool]) -> None:
     model, ids, caught = loaded(unknown[0]), torch.arange(2, 17).reshape(3, 5), []
-    attention = next(part for part in model.blocks[1].modules() if "Attention" in type(part).__name__)
+    attention = next(
+        part for part in model.blocks[1].modules() if "Attention" in type(part).__name__
+    )
     handle = attention.register_forward_hook(lambda _, args, out: caught.append(out[0]))
     with torch.no_grad():
         model.module(ids)
@@ -72,7 +101,9 @@ def test_attention_is_the_networks_own_at_its_own_input(unknown: tuple[nn.Module
     x = model.tokens(ids, 1)
     assert (model.function(1)(x) - caught[0]).abs().max() < 1e-10
     jacobian = torch.func.jacfwd(model.function(1))(x[0])
-    assert (jacobian - torch.func.jacrev(model.function(1))(x[0])).abs().max() < 1e-6 * jacobian.abs().max()
+    assert (
+        jacobian - torch.func.jacrev(model.function(1))(x[0])
+    ).abs().max() < 1e-6 * jacobian.abs().max()
 
 
 def test_causal_networks_are_differentiated_causally(unknown: tuple[nn.Module, bool]) -> None:
@@ -83,7 +114,10 @@ def test_causal_networks_are_differentiated_causally(unknown: tuple[nn.Module, b
     assert (later.abs().max() == 0) == causal
 
 
-@pytest.mark.parametrize("options", [{"batch_first": True}, {"norm_first": True}, {}, {"batch_first": True, "norm_first": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_first": True}, {"norm_first": True}, {}, {"batch_first": True, "norm_first": True}],
+)
 def test_pytorch_layers_have_every_part(options: dict[str, bool], randn: Any) -> None:
     model, x = loaded(stirred(Decoder(**options))), randn(4, 5, 12)
     stream = model.tokens(x, 1, "residual")
@@ -91,12 +125,21 @@ def test_pytorch_layers_have_every_part(options: dict[str, bool], randn: Any) ->
     assert model.pre_norm == options.get("norm_first", False)
     axes = (0, 1) if options.get("batch_first") else (1, 0)
     with torch.no_grad():
-        first = model.module.stack.layers[0](x.transpose(*axes) if axes == (1, 0) else x, src_mask=_mask(5))
+        first = model.module.stack.layers[0](
+            x.transpose(*axes) if axes == (1, 0) else x, src_mask=_mask(5)
+        )
     assert (stream - (first.transpose(0, 1) if axes == (1, 0) else first)).abs().max() < 1e-12
-    residual, normed = model.function(1, "residual")(stream), model.function(1, "norm+attention")(stream)
+    residual, normed = (
+        model.function(1, "residual")(stream),
+        model.function(1, "norm+attention")(stream),
+    )
     attention = model.function(1)(model.tokens(x, 1))
     norm = model.blocks[1].norm1
-    expected = (stream + attention, attention) if model.pre_norm else (stream + attention, norm(stream + attention))
+    expected = (
+        (stream + attention, attention)
+        if model.pre_norm
+        else (stream + attention, norm(stream + attention))
+    )
     assert (residual - expected[0]).abs().max() < 1e-12
     assert (normed - expected[1]).abs().max() < 1e-12
     tangent = torch.func.jvp(model.function(1, "block"), (stream,), (randn(4, 5, 12),))[1]
@@ -115,8 +158,12 @@ def test_a_single_attention_module_is_one_layer(randn: Any) -> None:
     assert (model.function(0)(x) - module(x, x, x)[0]).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("kind", [partial(nn.TransformerEncoderLayer, dim_feedforward=20), nn.MultiheadAttention])
-def test_frozen_fast_path_layers_still_have_forward_derivatives(kind: Callable[..., nn.Module], randn: Any) -> None:
+@pytest.mark.parametrize(
+    "kind", [partial(nn.TransformerEncoderLayer, dim_feedforward=20), nn.MultiheadAttention]
+)
+def test_frozen_fast_path_layers_still_have_forward_derivatives(
+    kind: Callable[..., nn.Module], randn: Any
+) -> None:
     module = stirred(kind(12, 4, batch_first=True)).double().requires_grad_(False)
     model, x, step = loaded(module), randn(2, 5, 12), randn(2, 5, 12)
     copies = 3 if isinstance(module, nn.MultiheadAttention) else 1
@@ -208,7 +255,9 @@ class Padded(nn.Module):
         return self.blocks[0](x, (x[..., 0] == 0)[:, None].expand(-1, x.shape[1], -1))
 
 
-def test_a_layer_keeps_the_mask_of_the_last_sequence_and_takes_stacks_of_any_size(randn: Any) -> None:
+def test_a_layer_keeps_the_mask_of_the_last_sequence_and_takes_stacks_of_any_size(
+    randn: Any,
+) -> None:
     model, stack = loaded(stirred(Padded())), randn(4, 5, 12)
     for hidden in ([3, 4], [0], []):
         padded = stack.clone()
@@ -221,9 +270,14 @@ def test_a_layer_keeps_the_mask_of_the_last_sequence_and_takes_stacks_of_any_siz
             assert (some + model.function(0)(some) - expected).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize(("part", "complaint"), [("norm+attention", "norm of ElectraLayer"), ("attention", "a norm inside")])
+@pytest.mark.parametrize(
+    ("part", "complaint"),
+    [("norm+attention", "norm of ElectraLayer"), ("attention", "a norm inside")],
+)
 def test_parts_that_cannot_be_told_apart_are_refused(part: Part, complaint: str) -> None:
-    module = stirred(transformers.ElectraModel(transformers.ElectraConfig(**COMMON, embedding_size=12)))
+    module = stirred(
+        transformers.ElectraModel(transformers.ElectraConfig(**COMMON, embedding_size=12))
+    )
     model = loaded(module)
     with pytest.raises(ValueError, match=complaint):
         model.function(1, part)(model.tokens(torch.arange(5), 1, part))
@@ -231,7 +285,9 @@ def test_parts_that_cannot_be_told_apart_are_refused(part: Part, complaint: str)
 
 def test_what_is_missing_is_said(unknown: tuple[nn.Module, bool], randn: Any) -> None:
     model = loaded(unknown[0])
-    with pytest.raises(ValueError, match=r"query, key, value and output matrices of .* could not be found"):
+    with pytest.raises(
+        ValueError, match=r"query, key, value and output matrices of .* could not be found"
+    ):
         model.attention(0)
     with pytest.raises(ValueError, match=r"mask of .* for 7 tokens is not known yet"):
         model.function(0)(randn(7, model.dim))

@@ -1,4 +1,6 @@
-"""The Jacobian of every part of every family: its largest singular value is that of the dense Jacobian of the network's own modules."""
+"""The Jacobian of every part of every family: its largest singular value is that of the dense
+Jacobian of the network's own modules.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,15 @@ def test_the_constant_of_every_part_is_that_of_the_dense_jacobian(name: str, par
     x = model.tokens(inputs(name, count=2), 1, part)
     found = spectral_norm(part_jacobian(model, 1, part, x), tol=1e-11)
     for b in range(2):
-        dense = torch.func.jacrev(model.function(1, part))(x[b]).detach().reshape(x[b].numel(), x[b].numel())
+        dense = (
+            torch.func.jacrev(model.function(1, part))(x[b])
+            .detach()
+            .reshape(x[b].numel(), x[b].numel())
+        )
         truth = float(torch.linalg.svdvals(dense)[0])
-        assert float(found.lower[b]) == pytest.approx(truth, rel=1e-5 if KINDS[name].float32_inside else 1e-8)
+        assert float(found.lower[b]) == pytest.approx(
+            truth, rel=1e-5 if KINDS[name].float32_inside else 1e-8
+        )
 
 
 @pytest.mark.parametrize("part", ["norm+attention", "residual"])
@@ -31,7 +39,9 @@ def test_short_tokens_meet_the_epsilon_of_the_norm(name: str, part: Part) -> Non
     x = 1e-3 * model.tokens(inputs(name)[0], 1, part)
     dense = torch.func.jacrev(model.function(1, part))(x).detach().reshape(x.numel(), x.numel())
     truth = float(torch.linalg.svdvals(dense)[0])
-    assert float(spectral_norm(part_jacobian(model, 1, part, x), tol=1e-11).lower) == pytest.approx(truth, rel=1e-5)
+    assert float(spectral_norm(part_jacobian(model, 1, part, x), tol=1e-11).lower) == pytest.approx(
+        truth, rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -18,12 +18,22 @@ from safetensors.torch import load_file, save_file
 from attnscope import Particles
 from attnscope.models import ModelNotice, _load, load
 
-TEXT = "Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do."
+TEXT = (
+    "Alice was beginning to get very tired of sitting by her sister on the bank, and of having"
+    " nothing to do."
+)
 
 
 def test_minilm_is_a_real_bert() -> None:
     model = load("minilm", dtype=torch.float64)
-    assert (model.family, model.layers, model.heads, model.dim, model.positions, model.causal) == ("bert", 6, 12, 384, 512, False)
+    assert (model.family, model.layers, model.heads, model.dim, model.positions, model.causal) == (
+        "bert",
+        6,
+        12,
+        384,
+        512,
+        False,
+    )
     ids = model.encode(TEXT)
     assert ids.tolist()[:4] == [5650, 2001, 2927, 2000]
     x = model.tokens(ids, 3)
@@ -41,11 +51,19 @@ def test_damaged_minilm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_random_models_have_full_size() -> None:
     model = load("bert-random")
-    assert (model.layers, model.heads, model.dim, model.positions, model.causal) == (12, 12, 768, 512, False)
+    assert (model.layers, model.heads, model.dim, model.positions, model.causal) == (
+        12,
+        12,
+        768,
+        512,
+        False,
+    )
 
 
 @pytest.mark.parametrize(("name", "kind"), [("gpt2-random", "GPT2"), ("bert-random", "Bert")])
-def test_random_models_follow_their_recipe_and_leave_the_global_seed_alone(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_models_follow_their_recipe_and_leave_the_global_seed_alone(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network, config = getattr(transformers, f"{kind}Model"), getattr(transformers, f"{kind}Config")
     small = partial(config, num_hidden_layers=2, hidden_size=24, vocab_size=60_000)
     library = SimpleNamespace(**{f"{kind}Model": network, f"{kind}Config": small})
@@ -57,7 +75,10 @@ def test_random_models_follow_their_recipe_and_leave_the_global_seed_alone(name:
     assert torch.equal(torch.rand(3), expected_draw)
     torch.manual_seed(0)
     recipe = network(small())
-    assert all(torch.equal(a, b) for a, b in zip(model.module.parameters(), recipe.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.module.parameters(), recipe.parameters(), strict=True)
+    )
     with pytest.warns(ModelNotice, match="has no tokenizer: its tokens are the words and signs"):
         ids = model.encode("Alice was, Alice is.")
     assert len(ids) == 6
@@ -79,7 +100,11 @@ def test_a_directory_of_safetensors_is_read(tmp_path: Path) -> None:
 def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
     build("gpt2").save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    save_file({name: w for name, w in weights.items() if "h.1.attn.c_attn" not in name}, tmp_path / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: w for name, w in weights.items() if "h.1.attn.c_attn" not in name},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
     with pytest.raises(ValueError, match=r"lack h\.1\.attn\.c_attn"):
         load(tmp_path)
 
@@ -95,9 +120,9 @@ def test_pickled_weights_are_not_opened(tmp_path: Path) -> None:
 def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     (tmp_path / "own.py").write_text(
-        "import pathlib\nfrom transformers import PretrainedConfig, PreTrainedModel\n"
-        f"pathlib.Path({str(ran)!r}).touch()\n"
-        "class Config(PretrainedConfig):\n    model_type = 'own'\nclass Model(PreTrainedModel):\n    config_class = Config\n"
+        "import pathlib\nfrom transformers import PretrainedConfig,"
+        f" PreTrainedModel\npathlib.Path({str(ran)!r}).touch()\nclass Config(PretrainedConfig):\n  "
+        "  model_type = 'own'\nclass Model(PreTrainedModel):\n    config_class = Config\n"
     )
     automatic = {"AutoConfig": "own.Config", "AutoModel": "own.Model"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": automatic}))
@@ -110,7 +135,10 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shown", [True, False])
 def test_the_messages_of_transformers_are_left_as_they_were(shown: bool, tmp_path: Path) -> None:
     build("gpt2").save_pretrained(tmp_path)
-    settings, loggers = transformers.utils.logging, [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    settings, loggers = (
+        transformers.utils.logging,
+        [logging.getLogger(name) for name in ("transformers", "huggingface_hub")],
+    )
     before, levels = settings.is_progress_bar_enabled(), [logger.level for logger in loggers]
     (settings.enable_progress_bar if shown else settings.disable_progress_bar)()
     try:
@@ -142,9 +170,13 @@ def test_broken_weights_are_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["attnscope/no-such-model", "not a name", "./nowhere"])
-def test_a_model_that_is_not_there_is_one_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_not_there_is_one_sentence(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match=r"there is no model .* here and it could not be downloaded") as caught:
+    with pytest.raises(
+        ValueError, match=r"there is no model .* here and it could not be downloaded"
+    ) as caught:
         load(name)
     assert "\n" not in str(caught.value)
 
@@ -167,7 +199,10 @@ def test_the_users_module_is_left_as_it_is() -> None:
     model = loaded(module, torch.float64)
     model.function(0, "block")(model.tokens(inputs("gpt2"), 0, "block"))
     assert model.dtype == torch.float64
-    assert all(torch.equal(before[name], p) and p.requires_grad and p.dtype == torch.float32 for name, p in module.named_parameters())
+    assert all(
+        torch.equal(before[name], p) and p.requires_grad and p.dtype == torch.float32
+        for name, p in module.named_parameters()
+    )
     assert module.config._attn_implementation == "sdpa"
     assert loaded(module, torch.float32).module is module
 
@@ -215,7 +250,9 @@ def test_bad_requests_are_refused() -> None:
         load(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="dtype must be"):
         load(build("gpt2"), dtype=torch.float16)
-    with pytest.raises(ValueError, match=r"bfloat16 weights, too coarse.*pass dtype=torch\.float32"):
+    with pytest.raises(
+        ValueError, match=r"bfloat16 weights, too coarse.*pass dtype=torch\.float32"
+    ):
         load(build("gpt2").bfloat16())
     with pytest.raises(ValueError, match="device 'cuda:99' cannot be used here"):
         load(build("gpt2"), device="cuda:99")

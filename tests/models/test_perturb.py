@@ -1,4 +1,6 @@
-"""Moving tokens of a model along its top singular direction: predictions, shares and copies, for every family."""
+"""Moving tokens of a model along its top singular direction: predictions, shares and copies, for
+every family.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,31 @@ def test_the_prediction_holds_for_small_moves_of_every_family(name: str) -> None
     coarse = KINDS[name].float32_inside
     found = model.perturb(1, source, [1e-3, 2e-3, 4e-3])
     jacobian = dense(model, 1, "attention", x)
-    assert found.sigma == pytest.approx(float(torch.linalg.matrix_norm(jacobian, 2)), rel=1e-5 if coarse else 1e-7)
+    assert found.sigma == pytest.approx(
+        float(torch.linalg.matrix_norm(jacobian, 2)), rel=1e-5 if coarse else 1e-7
+    )
     assert float(torch.linalg.vector_norm(found.direction)) == pytest.approx(1)
     torch.testing.assert_close(found.carried, found.direction.square().sum(-1))
     assert float(found.received.sum()) == pytest.approx(1)
     response = (jacobian @ found.direction.flatten()).reshape(x.shape)
-    assert float(torch.linalg.vector_norm(response)) == pytest.approx(found.sigma, rel=1e-4 if coarse else 1e-7)
-    torch.testing.assert_close(found.received, response.square().sum(-1) / found.sigma**2, rtol=1e-3, atol=1e-4 if coarse else 1e-6)
+    assert float(torch.linalg.vector_norm(response)) == pytest.approx(
+        found.sigma, rel=1e-4 if coarse else 1e-7
+    )
+    torch.testing.assert_close(
+        found.received,
+        response.square().sum(-1) / found.sigma**2,
+        rtol=1e-3,
+        atol=1e-4 if coarse else 1e-6,
+    )
     for step in found.steps:
         change = [
-            model.function(1, "attention")(x + sign * step.eps * found.direction) - model.function(1, "attention")(x) for sign in (1, -1)
+            model.function(1, "attention")(x + sign * step.eps * found.direction)
+            - model.function(1, "attention")(x)
+            for sign in (1, -1)
         ]
-        assert step.actual == pytest.approx(max(float(torch.linalg.vector_norm(part.detach())) for part in change), rel=1e-9)
+        assert step.actual == pytest.approx(
+            max(float(torch.linalg.vector_norm(part.detach())) for part in change), rel=1e-9
+        )
         assert step.predicted == pytest.approx(step.eps * found.sigma, rel=1e-4)
         assert step.actual == pytest.approx(step.predicted, rel=max(2 * step.error, 1e-6))
     errors = [step.error for step in found.steps]
@@ -47,7 +62,9 @@ def test_the_prediction_holds_for_small_moves_of_every_family(name: str) -> None
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_copies_are_those_of_the_sequence_with_every_token_written_twice(name: str, part: Part) -> None:
+def test_copies_are_those_of_the_sequence_with_every_token_written_twice(
+    name: str, part: Part
+) -> None:
     model = loaded(build(name))
     source = inputs(name, count=1, n=4)[0]
     x = model.tokens(source, 1, part)
@@ -59,13 +76,19 @@ def test_copies_are_those_of_the_sequence_with_every_token_written_twice(name: s
         restricted = ((whole[:, :, 0] + sign * whole[:, :, 1]) / 2**0.5).reshape(2 * n * d, n * d)
         assert constant == pytest.approx(float(torch.linalg.matrix_norm(restricted, 2)), rel=1e-7)
     for steps, constant in ((found.move_steps, found.move), (found.split_steps, found.split)):
-        assert steps[0].actual / steps[0].eps == pytest.approx(constant, rel=max(2 * steps[0].error, 1e-6))
+        assert steps[0].actual / steps[0].eps == pytest.approx(
+            constant, rel=max(2 * steps[0].error, 1e-6)
+        )
     if name == "bert":
-        assert found.move == pytest.approx(float(torch.linalg.matrix_norm(dense(model, 1, part, x), 2)), rel=1e-7)
+        assert found.move == pytest.approx(
+            float(torch.linalg.matrix_norm(dense(model, 1, part, x), 2)), rel=1e-7
+        )
     if part == "attention":
         assert found.law is not None
         same = found.split == pytest.approx(found.law.split, rel=1e-6)
-        assert same == (name == "bert")  # under a mask copies one after the other do not obey the law
+        assert same == (
+            name == "bert"
+        )  # under a mask copies one after the other do not obey the law
         assert found.token == found.law.token or name == "gpt2"
     else:
         assert found.law is None

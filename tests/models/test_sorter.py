@@ -18,7 +18,10 @@ from attnscope.models import load
 FOLDER = os.environ.get("ATTNSCOPE_SORTER")
 pytestmark = pytest.mark.skipif(
     FOLDER is None,
-    reason="NOT CHECKED: ATTNSCOPE_SORTER must name the folder of the sorting GPT-2 with its reference_activations.json",
+    reason=(
+        "NOT CHECKED: ATTNSCOPE_SORTER must name the folder of the sorting GPT-2 with its"
+        " reference_activations.json"
+    ),
 )
 
 
@@ -28,7 +31,9 @@ def test_activations_are_the_published_ones() -> None:
 
     def reference(name: str) -> Tensor:
         entry = published[name]
-        return torch.from_numpy(np.frombuffer(base64.b64decode(entry["data"]), dtype="<f4").copy()).reshape(entry["shape"])
+        return torch.from_numpy(
+            np.frombuffer(base64.b64decode(entry["data"]), dtype="<f4").copy()
+        ).reshape(entry["shape"])
 
     model = load(FOLDER)
     ids = reference("idx").long()

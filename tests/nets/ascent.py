@@ -8,8 +8,16 @@ import torch
 from torch import Tensor
 
 
-def largest(score: Callable[[Tensor], Tensor], shape: tuple[int, ...], radius: float, generator: torch.Generator, steps: int = 60) -> float:
-    """The largest value of `score` found among D of Frobenius norm at most `radius`; `score` takes a stack of D to a stack of numbers."""
+def largest(
+    score: Callable[[Tensor], Tensor],
+    shape: tuple[int, ...],
+    radius: float,
+    generator: torch.Generator,
+    steps: int = 60,
+) -> float:
+    """The largest value of `score` found among D of Frobenius norm at most `radius`; `score` takes
+    a stack of D to a stack of numbers.
+    """
 
     def onto(d: Tensor) -> Tensor:
         size = d.flatten(1).norm(dim=1).reshape(-1, *(1,) * len(shape))

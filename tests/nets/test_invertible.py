@@ -1,4 +1,6 @@
-"""Invertible attention: what is called a contraction is one, inverses are inverses within their bound, and the rest is refused."""
+"""Invertible attention: what is called a contraction is one, inverses are inverses within their
+bound, and the rest is refused.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,38 @@ import pytest
 import torch
 from invertible_cases import DIM, MAKERS, stack, tokens
 
-from attnscope import L2, Attention, Exponential, Heads, Linear, Particles, Sinkhorn, Softmax, bounds
+from attnscope import (
+    L2,
+    Attention,
+    Exponential,
+    Heads,
+    Linear,
+    Particles,
+    Sinkhorn,
+    Softmax,
+    bounds,
+)
 from attnscope.nets._invertible_scale import lipschitz
 from attnscope.nets._invertible_step import Step
 from attnscope.nets.invertible import Invertible
 
 EVERY = pytest.mark.parametrize("name", MAKERS)
 MAIN = pytest.mark.parametrize(
-    ("name", "squash"), [("softmax", False), ("causal softmax", True), ("sigmoid", False), ("tied l2", False), ("l2", True)]
+    ("name", "squash"),
+    [
+        ("softmax", False),
+        ("causal softmax", True),
+        ("sigmoid", False),
+        ("tied l2", False),
+        ("l2", True),
+    ],
 )
 
 
 def known(attention: Attention, radius: float) -> float:
-    """The smallest of the theorems that the scale is made of, as the library states them for 8 tokens."""
+    """The smallest of the theorems that the scale is made of, as the library states them for 8
+    tokens.
+    """
     names = {"U1'", "M1'", "K3", "S1", "L2-M1", "L2-global"}
     return min(bound.value for bound in bounds.on_ball(attention, 8, radius) if bound.name in names)
 
@@ -50,7 +71,17 @@ def test_no_input_of_the_ball_is_stretched_more_than_proved(name: str) -> None:
         assert 0.02 < max(reached) <= step.constant
 
 
-@pytest.mark.parametrize("name", ["softmax, one head", "causal softmax, one head", "sigmoid", "causal sigmoid", "sigmoid sum", "l2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "softmax, one head",
+        "causal softmax, one head",
+        "sigmoid",
+        "causal sigmoid",
+        "sigmoid sum",
+        "l2",
+    ],
+)
 @pytest.mark.parametrize("radius", [0.3, 1.0, 2.0])
 def test_the_scale_is_that_of_the_theorem(name: str, radius: float) -> None:
     net = stack(name, depth=1, radius=radius, contraction=0.01)
@@ -61,20 +92,32 @@ def test_the_scale_is_that_of_the_theorem(name: str, radius: float) -> None:
 def test_heads_together_are_never_scaled_more_than_the_theorem_asks(name: str) -> None:
     layer = stack(name).layers[0]
     attention = layer.attention(torch.float64)  # type: ignore[operator]
-    found = float(lipschitz(attention, layer.reads(), 8, torch.tensor(1.0, dtype=torch.float64)).detach())  # type: ignore[operator]
+    found = float(
+        lipschitz(attention, layer.reads(), 8, torch.tensor(1.0, dtype=torch.float64)).detach()
+    )  # type: ignore[operator]
     plain = attention.to(torch.float64)
     plain = type(plain)(
-        Heads(**{k: v.detach() if isinstance(v, torch.Tensor) else v for k, v in vars(plain.heads).items()}), **layer.options
+        Heads(
+            **{
+                k: v.detach() if isinstance(v, torch.Tensor) else v
+                for k, v in vars(plain.heads).items()
+            }
+        ),
+        **layer.options,
     )
     if plain.heads.rotary is None:
         assert found <= known(plain, 1.0) * (1 + 1e-9)
 
 
 def test_an_attention_that_is_a_contraction_already_is_left_alone() -> None:
-    heads = Heads.from_matrices(torch.eye(2, dtype=torch.float64), 0.1 * torch.eye(2, dtype=torch.float64))
+    heads = Heads.from_matrices(
+        torch.eye(2, dtype=torch.float64), 0.1 * torch.eye(2, dtype=torch.float64)
+    )
     net = Invertible(Softmax(heads), tokens=3, radius=0.5)
     assert torch.equal(net.attentions()[0].heads.value, heads.value)
-    assert net.steps()[0].constant == pytest.approx(bounds.on_ball(Softmax(heads), 3, 0.5 * (1 + 1e-5)).named("M1'").value)
+    assert net.steps()[0].constant == pytest.approx(
+        bounds.on_ball(Softmax(heads), 3, 0.5 * (1 + 1e-5)).named("M1'").value
+    )
 
 
 @EVERY
@@ -97,7 +140,9 @@ def test_outputs_of_layers_stay_in_the_tracked_balls(name: str) -> None:
 
 def test_the_tracked_ball_is_reached() -> None:
     eye = torch.eye(2, dtype=torch.float64)
-    net = Invertible([Softmax(Heads.from_matrices(eye / 10, eye))] * 4, tokens=1, radius=1.0, contraction=0.5)
+    net = Invertible(
+        [Softmax(Heads.from_matrices(eye / 10, eye))] * 4, tokens=1, radius=1.0, contraction=0.5
+    )
     x = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     for attention, radius in zip(net.attentions(), net.radii(), strict=True):
         assert radius is not None
@@ -118,7 +163,9 @@ def test_twenty_four_layers_are_undone(name: str, squash: bool) -> None:
 
 
 @MAIN
-def test_the_error_is_below_its_bound_after_every_number_of_iterations(name: str, squash: bool) -> None:
+def test_the_error_is_below_its_bound_after_every_number_of_iterations(
+    name: str, squash: bool
+) -> None:
     net, x = stack(name, contraction=0.6, squash=squash), tokens(2, 8)
     with torch.no_grad():
         y = net(x)
@@ -140,7 +187,9 @@ def test_the_bound_of_one_layer_is_geometric() -> None:
     for most in range(1, 12):
         found = net.inverse(y, most=most)
         assert float(found.error_bound) <= constant**most / (1 - constant) * start * (1 + 1e-9)
-        assert float((found.x - x).norm()) <= constant**most / (1 - constant) * start + float(found.rounding)
+        assert float((found.x - x).norm()) <= constant**most / (1 - constant) * start + float(
+            found.rounding
+        )
 
 
 def test_a_smaller_constant_is_used_only_within_its_ball(randn) -> None:  # type: ignore[no-untyped-def]
@@ -152,7 +201,9 @@ def test_a_smaller_constant_is_used_only_within_its_ball(randn) -> None:  # type
 
 
 @pytest.mark.parametrize("name", ["softmax", "causal softmax", "sigmoid", "l2"])
-def test_the_iteration_never_leaves_the_ball_where_it_contracts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_iteration_never_leaves_the_ball_where_it_contracts(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net, x = stack(name, contraction=0.9), tokens(8)
     y, visited, move = net(x).detach(), [], Step.move
 
@@ -180,7 +231,9 @@ def test_what_squashed_attention_reads_ends_in_the_ball() -> None:
     assert step.radius is not None
     x = tokens(4)
     edge = step.radius * x / x.norm(dim=-1, keepdim=True)
-    torch.testing.assert_close(step.move(1e8 * edge), step.attention(edge, Particles(edge)), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        step.move(1e8 * edge), step.attention(edge, Particles(edge)), rtol=1e-9, atol=1e-12
+    )
 
 
 def test_what_no_input_of_the_ball_reaches_is_refused() -> None:
@@ -246,7 +299,11 @@ NARROW = Heads(EYE[None, :2], EYE[None, :2], EYE[None])
         (Softmax(FULL), None, "Pass the radius"),
         (L2(NARROW), None, "unless Q = K and V = UQ"),
         (L2(NARROW, causal=True), 1.0, "with a mask unless"),
-        (L2(Heads(EYE[None], EYE[None], EYE[None], rotary=torch.ones(2, dtype=torch.float64))), 1.0, "rotary"),
+        (
+            L2(Heads(EYE[None], EYE[None], EYE[None], rotary=torch.ones(2, dtype=torch.float64))),
+            1.0,
+            "rotary",
+        ),
     ],
 )
 def test_attention_without_a_proved_contraction_is_refused(attention, radius, message) -> None:  # type: ignore[no-untyped-def]
@@ -282,7 +339,12 @@ def test_bad_settings_are_refused(change: dict[str, object], message: str) -> No
 @pytest.mark.usefixtures("unchecked")
 def test_bad_inputs_are_refused() -> None:
     net, x = stack("softmax"), tokens(8)
-    with pytest.raises(ValueError, match=r"no contraction is proved outside the ball of radius 1, and x has a token of norm 1\.5"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"no contraction is proved outside the ball of radius 1, and x has a token of norm 1\.5"
+        ),
+    ):
         net(x * 1.5 / x.norm(dim=-1).max())
     with pytest.raises(ValueError, match="at most 8 tokens, got 9"):
         net(tokens(9))

@@ -1,4 +1,6 @@
-"""Invertible attention while it learns: gradients without stored activations, their memory, log-determinants."""
+"""Invertible attention while it learns: gradients without stored activations, their memory,
+log-determinants.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def gradients(net: Invertible, x: torch.Tensor, store: bool) -> dict[str, torch.
     y = net(x, store=store)
     weights = torch.cos(torch.arange(y.numel(), dtype=y.dtype)).reshape(y.shape)
     named = {"x": x, **dict(net.named_parameters())}
-    return dict(zip(named, torch.autograd.grad((weights * y).sum(), list(named.values())), strict=True))
+    return dict(
+        zip(named, torch.autograd.grad((weights * y).sum(), list(named.values())), strict=True)
+    )
 
 
 @EVERY
@@ -43,7 +47,9 @@ def test_gradients_pass_through_the_scale_and_the_tracked_radii(name: str) -> No
     found, width = gradients(net, x, store=False), 1e-5
     weights = torch.cos(torch.arange(x.numel(), dtype=x.dtype)).reshape(x.shape)
     for part, parameter in net.named_parameters():
-        direction = torch.randn(parameter.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(5))
+        direction = torch.randn(
+            parameter.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(5)
+        )
         values = []
         for sign in (1, -1):
             with torch.no_grad():
@@ -51,7 +57,9 @@ def test_gradients_pass_through_the_scale_and_the_tracked_radii(name: str) -> No
                 values.append(float((weights * net(x)).sum()))
                 parameter.sub_(sign * width * direction)
         slope = (values[0] - values[1]) / (2 * width)
-        assert float((found[part] * direction).sum()) == pytest.approx(slope, rel=1e-5, abs=1e-8), part
+        assert float((found[part] * direction).sum()) == pytest.approx(slope, rel=1e-5, abs=1e-8), (
+            part
+        )
 
 
 def test_only_what_is_asked_for_is_differentiated() -> None:
@@ -104,7 +112,9 @@ class Live(TorchDispatchMode):
 
 def peak(depth: int, store: bool) -> int:
     net = Invertible.random("softmax", depth, tokens=192, dim=4, radius=1.0, contraction=0.3)
-    x = (torch.rand(192, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) / 2).requires_grad_()
+    x = (
+        torch.rand(192, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) / 2
+    ).requires_grad_()
     with Live() as live:
         net(x, store=store).square().sum().backward()
     return live.peak
@@ -122,7 +132,9 @@ def test_the_exact_log_determinant_is_that_of_the_whole_jacobian(name: str) -> N
     assert found.kind == "exact"
     assert torch.allclose(found.y, net(x))
     for place in range(2):
-        whole = torch.autograd.functional.jacobian(lambda z: net(z, store=True), x[place]).reshape(4 * DIM, 4 * DIM)
+        whole = torch.autograd.functional.jacobian(lambda z: net(z, store=True), x[place]).reshape(
+            4 * DIM, 4 * DIM
+        )
         sign, value = torch.linalg.slogdet(whole)
         assert sign == 1
         assert float(found.value[place].detach()) == pytest.approx(float(value), abs=1e-12)
@@ -140,8 +152,12 @@ def test_the_series_agrees_within_its_error(name: str) -> None:
 
 
 def test_the_series_of_a_multiple_of_the_identity_is_a_logarithm() -> None:
-    """One token reads itself alone: f(x) = cx, every probe sees the whole trace, and the series is that of log(1 + c)."""
-    heads = Heads.from_matrices(torch.zeros(3, 3, dtype=torch.float64), torch.eye(3, dtype=torch.float64))
+    """One token reads itself alone: f(x) = cx, every probe sees the whole trace, and the series is
+    that of log(1 + c).
+    """
+    heads = Heads.from_matrices(
+        torch.zeros(3, 3, dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+    )
     net = Invertible([Softmax(heads)], tokens=1, radius=1.0, contraction=0.5)
     x = torch.ones(1, 3, dtype=torch.float64) / 3
     c = float((net(x).detach() / x - 1).mean())
@@ -152,8 +168,13 @@ def test_the_series_of_a_multiple_of_the_identity_is_a_logarithm() -> None:
 
 def test_the_standard_error_is_the_spread_of_the_estimates() -> None:
     net, x = stack("sigmoid", depth=1), tokens(4)
-    runs = [net.log_determinant(x, "series", probes=8, terms=6, generator=seed) for seed in range(40)]
-    values, said = (torch.stack([getattr(run, part).detach() for run in runs]) for part in ("value", "standard_error"))
+    runs = [
+        net.log_determinant(x, "series", probes=8, terms=6, generator=seed) for seed in range(40)
+    ]
+    values, said = (
+        torch.stack([getattr(run, part).detach() for run in runs])
+        for part in ("value", "standard_error")
+    )
     assert float(values.std() / said.square().mean().sqrt()) == pytest.approx(1, rel=0.3)
 
 
@@ -163,7 +184,10 @@ def test_what_the_series_leaves_out_is_below_its_bound(terms: int) -> None:
     x = tokens(4)
     entries = x.numel()
     jacobian = dense_jacobian(step, x) - torch.eye(entries, dtype=x.dtype)
-    partial = sum((-1) ** (k + 1) * torch.linalg.matrix_power(jacobian, k).trace() / k for k in range(1, terms + 1))
+    partial = sum(
+        (-1) ** (k + 1) * torch.linalg.matrix_power(jacobian, k).trace() / k
+        for k in range(1, terms + 1)
+    )
     true = torch.linalg.slogdet(dense_jacobian(step, x)).logabsdet
     assert abs(float(partial - true)) <= remainder(step.constant, entries, terms)
 
@@ -172,7 +196,9 @@ def test_what_the_series_leaves_out_is_below_its_bound(terms: int) -> None:
 def test_the_remainder_covers_the_worst_contraction(terms: int) -> None:
     constant, entries = 0.7, 6
     partial = sum((-1) ** (k + 1) * entries * (-constant) ** k / k for k in range(1, terms + 1))
-    left_out = abs(partial - entries * float(torch.log1p(torch.tensor(-constant, dtype=torch.float64))))
+    left_out = abs(
+        partial - entries * float(torch.log1p(torch.tensor(-constant, dtype=torch.float64)))
+    )
     assert left_out <= remainder(constant, entries, terms) <= 3 * left_out
     assert remainder(constant, entries, enough_terms(constant, entries)) <= 1e-3
 

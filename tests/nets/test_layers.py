@@ -40,7 +40,9 @@ def randomised(layer: Layer, generator: torch.Generator, size: float = 0.7) -> L
     return layer
 
 
-def attention(g: torch.Generator, norm: Centre | LayerNorm | None = None, step: float = 1.0) -> ResidualAttention:
+def attention(
+    g: torch.Generator, norm: Centre | LayerNorm | None = None, step: float = 1.0
+) -> ResidualAttention:
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, generator=g)
 
@@ -65,7 +67,9 @@ MAKERS: dict[str, Callable[[torch.Generator], Layer]] = {
     "token head": lambda g: Head(N, D, 3, "tokens", g),
     "patches": lambda g: PatchEmbedding((1, 4, 6), 2, 5, g),
 }
-SMOOTH = [name for name in MAKERS if any(word in name for word in ("quadratic", "softplus", "attention"))]
+SMOOTH = [
+    name for name in MAKERS if any(word in name for word in ("quadratic", "softplus", "attention"))
+]
 
 
 def made(name: str, g: torch.Generator) -> tuple[Layer, Tensor]:
@@ -76,18 +80,26 @@ def made(name: str, g: torch.Generator) -> tuple[Layer, Tensor]:
 
 @pytest.mark.parametrize("eps", [0.05, 0.8])
 @pytest.mark.parametrize("name", MAKERS)
-def test_no_attack_moves_the_output_further_than_the_sensitivity(name: str, eps: float, generator: torch.Generator) -> None:
+def test_no_attack_moves_the_output_further_than_the_sensitivity(
+    name: str, eps: float, generator: torch.Generator
+) -> None:
     layer, x = made(name, generator)
     clean = layer(x).detach()
-    reached = largest(lambda d: (layer(x + d) - clean).flatten(1).norm(dim=1), tuple(x.shape), eps, generator)
+    reached = largest(
+        lambda d: (layer(x + d) - clean).flatten(1).norm(dim=1), tuple(x.shape), eps, generator
+    )
     bound = layer.sensitivity(x, eps).item()
     assert reached <= bound
-    assert reached >= (0.05 if "attention" in name or "residual" in name else 0.4) * bound, "the bound is empty"
+    assert reached >= (0.05 if "attention" in name or "residual" in name else 0.4) * bound, (
+        "the bound is empty"
+    )
 
 
 @pytest.mark.parametrize("eps", [0.05, 0.8])
 @pytest.mark.parametrize("name", MAKERS)
-def test_no_attack_lowers_a_margin_further_than_the_remainder(name: str, eps: float, generator: torch.Generator) -> None:
+def test_no_attack_lowers_a_margin_further_than_the_remainder(
+    name: str, eps: float, generator: torch.Generator
+) -> None:
     layer, x = made(name, generator)
     directions = torch.randn(3, *layer(x).shape, dtype=torch.float64, generator=generator)
     bounds = layer.remainder(x, eps, directions)
@@ -97,7 +109,9 @@ def test_no_attack_lowers_a_margin_further_than_the_remainder(name: str, eps: fl
         (slope,) = torch.autograd.grad((layer(point) * g).sum(), point)
         value = (layer(x) * g).sum().detach()
 
-        def lowered(d: Tensor, value: Tensor = value, slope: Tensor = slope, g: Tensor = g) -> Tensor:
+        def lowered(
+            d: Tensor, value: Tensor = value, slope: Tensor = slope, g: Tensor = g
+        ) -> Tensor:
             return value + (slope * d).flatten(1).sum(1) - (layer(x + d) * g).flatten(1).sum(1)
 
         reached = largest(lowered, tuple(x.shape), eps, generator)
@@ -106,7 +120,9 @@ def test_no_attack_lowers_a_margin_further_than_the_remainder(name: str, eps: fl
 
 
 @pytest.mark.parametrize("step", [0.25, 3.0])
-def test_the_residual_counts_once_whatever_the_step(step: float, generator: torch.Generator) -> None:
+def test_the_residual_counts_once_whatever_the_step(
+    step: float, generator: torch.Generator
+) -> None:
     layer = attention(generator, step=step)
     with torch.no_grad():
         layer.output.mul_(1e-6)
@@ -116,7 +132,9 @@ def test_the_residual_counts_once_whatever_the_step(step: float, generator: torc
 
 @pytest.mark.parametrize("block", [SLL, ConvexPotential])
 @pytest.mark.parametrize("activation", [QuadraticReLU(0.3), ReLU(), Softplus(5.0)])
-def test_blocks_are_1_lipschitz_whatever_their_weights(block: type, activation: torch.nn.Module, generator: torch.Generator) -> None:
+def test_blocks_are_1_lipschitz_whatever_their_weights(
+    block: type, activation: torch.nn.Module, generator: torch.Generator
+) -> None:
     for size in (0.1, 1.0, 10.0):
         layer = randomised(block(D, M, activation, None, generator), generator, size)
         for _ in range(5):
@@ -163,9 +181,16 @@ def test_a_stack_of_inputs_and_radii_equals_a_loop(generator: torch.Generator) -
 
 
 @pytest.mark.parametrize("norm", [LayerNorm(D), RMSNorm(D)])
-def test_norm_layers_refuse_a_bound_wherever_they_stand(norm: LayerNorm | RMSNorm, generator: torch.Generator) -> None:
+def test_norm_layers_refuse_a_bound_wherever_they_stand(
+    norm: LayerNorm | RMSNorm, generator: torch.Generator
+) -> None:
     x = torch.randn(N, D, dtype=torch.float64, generator=generator)
-    for layer in (norm, attention(generator, norm), ResidualMLP(D, M, ReLU(), norm, generator), SLL(D, M, ReLU(), norm, generator)):
+    for layer in (
+        norm,
+        attention(generator, norm),
+        ResidualMLP(D, M, ReLU(), norm, generator),
+        SLL(D, M, ReLU(), norm, generator),
+    ):
         layer.double()
         with pytest.raises(NoBound, match="centre"):
             layer.sensitivity(x, 0.1)
@@ -184,4 +209,6 @@ def test_patches_are_the_pixels_of_the_image_tile_by_tile(generator: torch.Gener
     patches = layer.patches(image)
     assert patches.shape == (3, 6, 8)
     assert torch.equal(patches[1, 4], image[1, :, 2:4, 2:4].flatten())
-    assert torch.allclose(layer.weight.mT @ layer.weight, torch.eye(8), atol=1e-5), "it starts as an isometry"
+    assert torch.allclose(layer.weight.mT @ layer.weight, torch.eye(8), atol=1e-5), (
+        "it starts as an isometry"
+    )

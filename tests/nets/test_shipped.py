@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from attnscope import nets
-from attnscope.certify import certify
+from attnscope.certification import certify
 from attnscope.data.images import images
 
 FOLDER = Path(str(resources.files("attnscope.nets") / "digits"))

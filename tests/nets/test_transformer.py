@@ -27,9 +27,16 @@ def options(variant: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("variant", "norm"),
-    [*((variant, "none") for variant in (*variants(), "none")), ("softmax", "centre"), ("softmax", "layer"), ("softmax", "rms")],
+    [
+        *((variant, "none") for variant in (*variants(), "none")),
+        ("softmax", "centre"),
+        ("softmax", "layer"),
+        ("softmax", "rms"),
+    ],
 )
-def test_a_classifier_of_every_variant_learns(variant: str, norm: str, generator: torch.Generator) -> None:
+def test_a_classifier_of_every_variant_learns(
+    variant: str, norm: str, generator: torch.Generator
+) -> None:
     network = vit(attention=variant, norm=norm, depth=2, **options(variant)).double()
     x = torch.rand(24, 1, 4, 4, dtype=torch.float64, generator=generator)
     labels = (x[:, 0, 0].sum(-1) > 2).long()
@@ -45,8 +52,12 @@ def test_a_classifier_of_every_variant_learns(variant: str, norm: str, generator
 
 
 @pytest.mark.parametrize("variant", [name for name in variants() if name != "sinkhorn"])
-def test_a_language_model_learns_and_reads_only_the_past(variant: str, generator: torch.Generator) -> None:
-    network = nets.Transformer(nets.Config.language(5, 8, attention=variant, depth=2, **SMALL), seed=1).double()
+def test_a_language_model_learns_and_reads_only_the_past(
+    variant: str, generator: torch.Generator
+) -> None:
+    network = nets.Transformer(
+        nets.Config.language(5, 8, attention=variant, depth=2, **SMALL), seed=1
+    ).double()
     ids = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2], [3, 4, 0, 1, 2, 3, 4, 0]])
     before = network(ids)
     changed = ids.clone()
@@ -55,7 +66,9 @@ def test_a_language_model_learns_and_reads_only_the_past(variant: str, generator
     assert not torch.allclose(network(changed)[:, 5:], before[:, 5:])
     optimiser = torch.optim.Adam(network.parameters(), lr=0.02)
     for _ in range(25):
-        loss = torch.nn.functional.cross_entropy(network(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        loss = torch.nn.functional.cross_entropy(
+            network(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+        )
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -63,7 +76,9 @@ def test_a_language_model_learns_and_reads_only_the_past(variant: str, generator
     assert network(ids[:, :3]).shape == (2, 3, 5), "shorter sequences are read too"
 
 
-def test_the_network_is_the_composition_of_its_layers_and_a_stack_is_a_loop(generator: torch.Generator) -> None:
+def test_the_network_is_the_composition_of_its_layers_and_a_stack_is_a_loop(
+    generator: torch.Generator,
+) -> None:
     network = vit(depth=2).double()
     x = torch.rand(2, 3, 1, 4, 4, dtype=torch.float64, generator=generator)
     out = x
@@ -79,7 +94,9 @@ def test_a_seed_decides_the_weights() -> None:
     assert not torch.equal(first["layers.0.weight"], other["layers.0.weight"])
 
 
-def test_norms_of_a_are_those_of_its_dense_matrix_and_content_can_be_switched_off(generator: torch.Generator) -> None:
+def test_norms_of_a_are_those_of_its_dense_matrix_and_content_can_be_switched_off(
+    generator: torch.Generator,
+) -> None:
     network = vit(depth=2, norm="centre").double()
     with torch.no_grad():
         for layer in network.attentions:
@@ -90,13 +107,17 @@ def test_norms_of_a_are_those_of_its_dense_matrix_and_content_can_be_switched_of
         assert torch.allclose(norms, torch.linalg.matrix_norm(dense, 2).detach())
     off = network.with_content_off()
     assert all(float(norms.max()) == 0 for norms in off.attention_norms())
-    assert all(float(norms.min()) > 0 for norms in network.attention_norms()), "the network itself is left as it was"
+    assert all(float(norms.min()) > 0 for norms in network.attention_norms()), (
+        "the network itself is left as it was"
+    )
     tokens = off.layers[0](torch.rand(2, 1, 4, 4, dtype=torch.float64, generator=generator))
     heads = off.attentions[0].attention()
     from attnscope.measures import Particles
 
     coupling = heads.coupling(tokens, Particles(tokens))
-    assert torch.allclose(coupling[0], coupling[1]), "the coupling still depends on what the tokens say"
+    assert torch.allclose(coupling[0], coupling[1]), (
+        "the coupling still depends on what the tokens say"
+    )
 
 
 def test_heads_are_held_between_floor_and_caps() -> None:
@@ -107,12 +128,16 @@ def test_heads_are_held_between_floor_and_caps() -> None:
         layer.output[1] *= 50
     before = torch.linalg.matrix_norm(layer.attention().heads.values, 2)
     layer.hold(0.2, 0.4, 0.1)
-    assert torch.allclose(layer.content_norms(), torch.tensor([0.4, 0.2], dtype=torch.float64), rtol=1e-5)
+    assert torch.allclose(
+        layer.content_norms(), torch.tensor([0.4, 0.2], dtype=torch.float64), rtol=1e-5
+    )
     written = torch.linalg.matrix_norm(layer.attention().heads.values, 2)
     assert torch.allclose(written, before.clamp(max=0.2), rtol=1e-4)
     kept = weights(layer)
     layer.hold(0.0, float("inf"), float("inf"))
-    assert all(torch.equal(kept[name], value) for name, value in weights(layer).items()), "what is within its bounds is left alone"
+    assert all(torch.equal(kept[name], value) for name, value in weights(layer).items()), (
+        "what is within its bounds is left alone"
+    )
 
 
 def weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -122,7 +147,12 @@ def weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 def test_the_control_has_the_same_parts_but_attention() -> None:
     control = vit(depth=2).without_attention()
     assert not control.attentions
-    assert [type(layer).__name__ for layer in control.layers] == ["PatchEmbedding", "SLL", "SLL", "Head"]
+    assert [type(layer).__name__ for layer in control.layers] == [
+        "PatchEmbedding",
+        "SLL",
+        "SLL",
+        "Head",
+    ]
 
 
 def test_a_language_model_refuses_a_bound_by_name() -> None:
@@ -132,7 +162,9 @@ def test_a_language_model_refuses_a_bound_by_name() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_files_give_the_same_network_back(dtype: torch.dtype, tmp_path: Path, generator: torch.Generator) -> None:
+def test_files_give_the_same_network_back(
+    dtype: torch.dtype, tmp_path: Path, generator: torch.Generator
+) -> None:
     network = vit(attention="sigmoid", options={"tokens": 4}, depth=2).to(dtype)
     nets.save(network, tmp_path / "deep" / "net", notes={"clean": 0.9})
     again = nets.load(tmp_path / "deep" / "net")
@@ -140,7 +172,10 @@ def test_files_give_the_same_network_back(dtype: torch.dtype, tmp_path: Path, ge
     x = torch.rand(5, 1, 4, 4, dtype=dtype, generator=generator)
     assert torch.equal(again(x), network(x))
     assert nets.describe(tmp_path / "deep" / "net")["notes"] == {"clean": 0.9}
-    assert sorted(path.name for path in (tmp_path / "deep" / "net").iterdir()) == ["config.json", "network.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "deep" / "net").iterdir()) == [
+        "config.json",
+        "network.safetensors",
+    ]
 
 
 def spoil_version(folder: Path) -> None:
@@ -229,7 +264,9 @@ def test_a_folder_without_a_network_and_a_network_with_a_nan(tmp_path: Path) -> 
         ({"attention": "sinkhorn"}, "position bias"),
     ],
 )
-def test_parts_that_do_not_exist_are_refused(parts: dict[str, Any], says: str, unchecked: None, generator: torch.Generator) -> None:
+def test_parts_that_do_not_exist_are_refused(
+    parts: dict[str, Any], says: str, unchecked: None, generator: torch.Generator
+) -> None:
     def use() -> None:
         config = nets.Config.vit((1, 4, 4), 3, **{"patch": 2, **SMALL, **parts})
         nets.Transformer(config)(torch.rand(1, 1, 4, 4, generator=generator))

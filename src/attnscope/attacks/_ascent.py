@@ -1,4 +1,5 @@
-r"""Ascent on $\sigma_{max}$ over tokens in a ball and over their masses, many starts at once, each with a step size of its own.
+r"""Ascent on $\sigma_{max}$ over tokens in a ball and over their masses, many starts at once, each
+with a step size of its own.
 
 A step that does not increase the value is taken back and halved, so that values never decrease.
 """
@@ -19,7 +20,9 @@ from attnscope.measures import Particles
 FIRST_PAIRS, LATER_PAIRS = 12, 4
 """Lanczos steps from a random vector, and from the singular vector of the step before."""
 FRESH = 0.3
-"""How much of a random vector is mixed into a singular vector: a new largest direction must be able to show itself."""
+"""How much of a random vector is mixed into a singular vector: a new largest direction must be able
+to show itself.
+"""
 MOMENTUM = 0.8
 GROW, SHRINK = 1.4, 0.5
 FIRST_STEP = {"tokens": 0.3, "masses": 1.0}
@@ -39,7 +42,9 @@ def inside(x: Float[Tensor, "*stack d"], radius: float) -> Float[Tensor, "*stack
 
 @dataclass
 class Ascent:
-    """The running state. Two of three starts normalise the gradient token by token, the third over all its tokens."""
+    """The running state. Two of three starts normalise the gradient token by token, the third over
+    all its tokens.
+    """
 
     attention: Attention
     radius: float
@@ -50,11 +55,15 @@ class Ascent:
     history: list[Float[Tensor, " b"]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pair = top_pairs(self.attention, self._measure(self.x, self.log_weights), self._noise(), FIRST_PAIRS)
+        self.pair = top_pairs(
+            self.attention, self._measure(self.x, self.log_weights), self._noise(), FIRST_PAIRS
+        )
         self.history = [self.pair.value]
         count = torch.arange(len(self.x), device=self.x.device)
         self._by_token = (count % 3 != 2)[:, None, None]
-        self._step = {kind: torch.full_like(self.pair.value, size) for kind, size in FIRST_STEP.items()}
+        self._step = {
+            kind: torch.full_like(self.pair.value, size) for kind, size in FIRST_STEP.items()
+        }
         self._way = {"tokens": torch.zeros_like(self.x)}
         if self.log_weights is not None:
             self._way["masses"] = torch.zeros_like(self.log_weights)
@@ -87,26 +96,38 @@ class Ascent:
             assert log_weights is not None
             assert mass is not None
             way = _normalised(mass, mass.abs().amax(1, keepdim=True)) + MOMENTUM * self._way[kind]
-            log_weights = torch.log_softmax(log_weights + step[:, None] * way, dim=-1).clamp(min=LEAST_LOG_WEIGHT)
+            log_weights = torch.log_softmax(log_weights + step[:, None] * way, dim=-1).clamp(
+                min=LEAST_LOG_WEIGHT
+            )
         start = self.pair.right + FRESH * self._noise()
         pair = top_pairs(self.attention, self._measure(x, log_weights), start, LATER_PAIRS)
         better = pair.value > self.pair.value
         self.x = _where(better, x, self.x)
-        self.log_weights = None if log_weights is None or self.log_weights is None else _where(better, log_weights, self.log_weights)
-        self.pair = TopPairs(*(_where(better, new, old) for new, old in zip(pair, self.pair, strict=True)))
+        self.log_weights = (
+            None
+            if log_weights is None or self.log_weights is None
+            else _where(better, log_weights, self.log_weights)
+        )
+        self.pair = TopPairs(
+            *(_where(better, new, old) for new, old in zip(pair, self.pair, strict=True))
+        )
         self._step[kind] = torch.where(better, GROW * step, SHRINK * step)
         self._way[kind] = _where(better, way, torch.zeros_like(way))
 
     def _token_direction(self, slope: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         size = torch.linalg.vector_norm(slope, dim=-1, keepdim=True)
         largest = size.amax(1, keepdim=True)
-        return _normalised(slope, torch.where(self._by_token, size.clamp(min=1e-6 * largest), largest))
+        return _normalised(
+            slope, torch.where(self._by_token, size.clamp(min=1e-6 * largest), largest)
+        )
 
     def _measure(self, x: Tensor, log_weights: Tensor | None) -> Particles:
         return Particles(x, masses(log_weights))
 
     def _noise(self) -> Float[Tensor, "b n d"]:
-        drawn = torch.randn(self.x.shape, generator=self.generator, dtype=self.x.dtype, device=self.x.device)
+        drawn = torch.randn(
+            self.x.shape, generator=self.generator, dtype=self.x.dtype, device=self.x.device
+        )
         return drawn / torch.linalg.vector_norm(drawn, dim=(1, 2), keepdim=True)
 
 

@@ -1,7 +1,9 @@
-r"""The local constant $\sigma_{max}$ of attention at a stack of measures, its singular vectors, and its gradient in tokens and masses.
+r"""The local constant $\sigma_{max}$ of attention at a stack of measures, its singular vectors, and
+its gradient in tokens and masses.
 
-In coordinates where the metric of $L^2(\mu)$ is Euclidean, $\sigma = \langle u, D^{1/2}J(X, w)D^{-1/2}v\rangle$ at the top pair $(u, v)$.
-The pair is a maximiser over unit vectors, so that the derivative of $\sigma$ is that of the formula with $u$ and $v$ fixed.
+In coordinates where the metric of $L^2(\mu)$ is Euclidean, $\sigma = \langle u, D^{1/2}J(X,
+w)D^{-1/2}v\rangle$ at the top pair $(u, v)$. The pair is a maximiser over unit vectors, so that the
+derivative of $\sigma$ is that of the formula with $u$ and $v$ fixed.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.attention import Attention
-from attnscope.jacobian import jacobian
-from attnscope.jacobian.lanczos import Lanczos, Ritz
 from attnscope.measures import Particles
+from attnscope.operators import jacobian
+from attnscope.operators.lanczos import Lanczos, Ritz
 
 
 class TopPairs(NamedTuple):
-    """One measure each: a lower bound of its local constant and the unit vectors, in Euclidean coordinates, that show it."""
+    """One measure each: a lower bound of its local constant and the unit vectors, in Euclidean
+    coordinates, that show it.
+    """
 
     value: Float[Tensor, " b"]
     left: Float[Tensor, "b n d"]
@@ -31,8 +35,12 @@ def masses(log_weights: Float[Tensor, "b n"] | None) -> Float[Tensor, "b n"] | N
     return None if log_weights is None else torch.softmax(log_weights, dim=-1)
 
 
-def top_pairs(attention: Attention, mu: Particles, start: Float[Tensor, "b n d"], pairs: int) -> TopPairs:
-    r"""`pairs` steps of Lanczos from `start`. The value is $\|Jv\|$ of one unit vector: a lower bound however few the steps."""
+def top_pairs(
+    attention: Attention, mu: Particles, start: Float[Tensor, "b n d"], pairs: int
+) -> TopPairs:
+    r"""`pairs` steps of Lanczos from `start`. The value is $\|Jv\|$ of one unit vector: a lower
+    bound however few the steps.
+    """
     op = jacobian(attention, mu).flat()
     first = start.flatten(1)
     lanczos = Lanczos(op, first / torch.linalg.vector_norm(first, dim=1, keepdim=True))
@@ -50,9 +58,14 @@ def top_pairs(attention: Attention, mu: Particles, start: Float[Tensor, "b n d"]
 
 
 def slopes(
-    attention: Attention, x: Float[Tensor, "b n d"], log_weights: Float[Tensor, "b n"] | None, pair: TopPairs
+    attention: Attention,
+    x: Float[Tensor, "b n d"],
+    log_weights: Float[Tensor, "b n"] | None,
+    pair: TopPairs,
 ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n"] | None]:
-    r"""The gradient of $\sigma$ in the tokens and in the log-weights: two backward passes through $\langle u, D^{1/2}f\rangle$."""
+    r"""The gradient of $\sigma$ in the tokens and in the log-weights: two backward passes through
+    $\langle u, D^{1/2}f\rangle$.
+    """
     x = x.detach().requires_grad_()
     with torch.enable_grad():
         if log_weights is not None:

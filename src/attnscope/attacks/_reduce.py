@@ -1,4 +1,6 @@
-r"""A few heads of a wide model act on a small subspace: there the search for worst inputs costs as much as in a small model."""
+r"""A few heads of a wide model act on a small subspace: there the search for worst inputs costs as
+much as in a small model.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ Variant = TypeVar("Variant", bound=Attention)
 
 
 def reduced(attention: Variant) -> tuple[Variant, Float[Tensor, "d r"] | None]:
-    r"""The same attention on the span of all rows of $Q_h, K_h, V_h$, and an orthonormal basis $B$ of it; None where nothing is saved.
+    r"""The same attention on the span of all rows of $Q_h, K_h, V_h$, and an orthonormal basis $B$
+    of it; None where nothing is saved.
 
-    What lies outside the span is never read, so that at $X = ZB^T$ the Jacobians of both have the same nonzero singular values; the outputs
-    $W_h$ are replaced by their triangular factor.
+    What lies outside the span is never read, so that at $X = ZB^T$ the Jacobians of both have the
+    same nonzero singular values; the outputs $W_h$ are replaced by their triangular factor.
     """
     heads = attention.heads
     rows = torch.cat([part.flatten(0, 1) for part in (heads.query, heads.key, heads.value)])

@@ -40,54 +40,89 @@ class _Pair(NamedTuple):
 
 
 def adversarial(attention: Attention, head: int, n: int, radius: float) -> Particles:
-    r"""The papers' input [castin24, Prop. 3.4]: one token $-Ru$ (or $Ru$) first, $n-1$ tokens $Ru$ (or $Ru/2$), u an eigenvector of $A_h$.
+    r"""The papers' input [castin24, Prop. 3.4]: one token $-Ru$ (or $Ru$) first, $n-1$ tokens $Ru$
+    (or $Ru/2$), u an eigenvector of $A_h$.
 
-    $A_h$ alone decides: biases, rotary angles and the other heads are left out when the input is built, not when attention acts on it. An
-    $A_h$ without real eigenvalues gets the tokens of U2'.
+    $A_h$ alone decides: biases, rotary angles and the other heads are left out when the input is
+    built, not when attention acts on it. An $A_h$ without real eigenvalues gets the tokens of U2'.
     """
     heads = attention.heads
     if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < heads.count:
-        raise ValueError(f"head must be a whole number from 0 to {heads.count - 1}, got {described(head)}.")
+        raise ValueError(
+            f"head must be a whole number from 0 to {heads.count - 1}, got {described(head)}."
+        )
     if isinstance(n, bool) or not isinstance(n, int) or n < 2:
-        raise ValueError(f"n must be a whole number of at least 2 (one rare token and the others), got {described(n)}.")
+        raise ValueError(
+            "n must be a whole number of at least 2 (one rare token and the others), got"
+            f" {described(n)}."
+        )
     check_positive("radius", radius)
     single, basis = _bare(heads, head)
     found = _eigenvector_pair(single, radius) or _oblique_pair(single, radius)
     if found is None:
-        raise ValueError(f"the scores of head {head} are zero: no two clusters stretch more than any others.")
+        raise ValueError(
+            f"the scores of head {head} are zero: no two clusters stretch more than any others."
+        )
     return Particles(_lifted(_tokens(found, n), basis).to(heads.query.dtype))
 
 
-def constructed(attention: Attention, n: int, radius: float, weighted: bool, generator: torch.Generator) -> list[Start]:
-    """U2 (K2 under a mask), U2' and the best of many random pairs of U2'' for every head; with masses as in M2."""
+def constructed(
+    attention: Attention, n: int, radius: float, weighted: bool, generator: torch.Generator
+) -> list[Start]:
+    """U2 (K2 under a mask), U2' and the best of many random pairs of U2'' for every head; with
+    masses as in M2.
+    """
     if n < 2:
         return []
     made = []
     for head in range(attention.heads.count):
         single, basis = _bare(attention.heads, head)
-        pairs = (_eigenvector_pair(single, radius), _oblique_pair(single, radius), _random_pair(single, n, radius, generator))
+        pairs = (
+            _eigenvector_pair(single, radius),
+            _oblique_pair(single, radius),
+            _random_pair(single, n, radius, generator),
+        )
         label = f" of head {head}" if attention.heads.count > 1 else ""
         for pair in (pair for pair in pairs if pair is not None):
             x = inside(_lifted(_tokens(pair, n), basis), radius)
             if weighted:
                 named = {"U2": "M2"}.get(pair.name, pair.name)
-                made += [Start(f"{named}{label}, t = {t:g}", x, _log_weights(pair.lead, t, n).to(x)) for t in ODDS]
+                made += [
+                    Start(f"{named}{label}, t = {t:g}", x, _log_weights(pair.lead, t, n).to(x))
+                    for t in ODDS
+                ]
             else:
                 named = {"U2": "K2"}.get(pair.name, pair.name) if attention.causal else pair.name
                 made.append(Start(f"{named}{label}", x, None))
     return made
 
 
-def drawn(attention: Attention, n: int, radius: float, weighted: bool, count: int, generator: torch.Generator) -> list[Start]:
-    """Random directions, half of the starts with all tokens on the sphere and half inside the ball."""
+def drawn(
+    attention: Attention,
+    n: int,
+    radius: float,
+    weighted: bool,
+    count: int,
+    generator: torch.Generator,
+) -> list[Start]:
+    """Random directions, half of the starts with all tokens on the sphere and half inside the
+    ball.
+    """
     query = attention.heads.query
-    x = torch.randn(count, n, attention.heads.dim, generator=generator, dtype=query.dtype, device=query.device)
+    x = torch.randn(
+        count, n, attention.heads.dim, generator=generator, dtype=query.dtype, device=query.device
+    )
     depth = torch.rand(count, n, 1, generator=generator, dtype=query.dtype, device=query.device)
     depth[::2] = 1
     x = inside(radius * depth * x / torch.linalg.vector_norm(x, dim=-1, keepdim=True), radius)
-    spread = SPREAD * torch.randn(count, n, generator=generator, dtype=query.dtype, device=query.device)
+    spread = SPREAD * torch.randn(
+        count, n, generator=generator, dtype=query.dtype, device=query.device
+    )
     logs = [torch.log_softmax(line, dim=-1) if weighted else None for line in spread]
-    return [Start(f"random {number}", tokens, log) for number, (tokens, log) in enumerate(zip(x, logs, strict=True))]
+    return [
+        Start(f"random {number}", tokens, log)
+        for number, (tokens, log) in enumerate(zip(x, logs, strict=True))
+    ]
 
 
 def _bare(heads: Heads, head: int) -> tuple[Softmax, Float[Tensor, "d r"] | None]:
@@ -114,7 +149,9 @@ def _oblique_pair(single: Softmax, radius: float) -> _Pair | None:
 def _random_pair(single: Softmax, n: int, radius: float, generator: torch.Generator) -> _Pair:
     r"""The best of many random pairs by the formula of U2'', Frobenius norm."""
     a, v = single.heads.a[0], single.heads.values[0]
-    points = torch.randn(2, TRIED_PAIRS, len(a), generator=generator, dtype=a.dtype, device=a.device)
+    points = torch.randn(
+        2, TRIED_PAIRS, len(a), generator=generator, dtype=a.dtype, device=a.device
+    )
     bulk, rare = radius * points / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
     reads = bulk @ a.mT
     share = torch.sigmoid((reads * (rare - bulk)).sum(-1) - math.log(n - 1))[:, None, None]
@@ -138,5 +175,8 @@ def _lifted(x: Float[Tensor, "n r"], basis: Float[Tensor, "d r"] | None) -> Floa
 def _log_weights(lead: float, t: float, n: int) -> Float[Tensor, " n"]:
     """The rare token of mass 1/(1 + t e^lead), the rest shared by the others."""
     odds = torch.tensor(lead + math.log(t), dtype=torch.float64)
-    rare, bulk = torch.nn.functional.logsigmoid(-odds), torch.nn.functional.logsigmoid(odds) - math.log(n - 1)
+    rare, bulk = (
+        torch.nn.functional.logsigmoid(-odds),
+        torch.nn.functional.logsigmoid(odds) - math.log(n - 1),
+    )
     return torch.cat([rare[None], bulk.expand(n - 1)]).clamp(min=LEAST_LOG_WEIGHT)

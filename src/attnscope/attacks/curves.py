@@ -1,4 +1,6 @@
-r"""The curves $L(n, R)$ of [castin24]: the worst inputs found against the number of tokens and the radius, between all proved bounds."""
+r"""The curves $L(n, R)$ of [castin24]: the worst inputs found against the number of tokens and the
+radius, between all proved bounds.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Point:
 @final
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """The largest local constants found over a grid of lengths and radii: lower bounds of $L(n, R)$, next to the upper ones."""
+    """The largest local constants found over a grid of lengths and radii: lower bounds of $L(n,
+    R)$, next to the upper ones.
+    """
 
     points: tuple[Point, ...]
 
@@ -46,11 +50,16 @@ class Curves:
         raise KeyError(f"there is no point at n = {n}, R = {radius}.")
 
     def png(self) -> bytes:
-        """The figure as PNG: panels against n above, against R below; what was found as dots, the proved upper bounds dashed."""
+        """The figure as PNG: panels against n above, against R below; what was found as dots, the
+        proved upper bounds dashed.
+        """
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        lengths, radii = _spread({point.n for point in self.points}), _spread({point.radius for point in self.points})
+        lengths, radii = (
+            _spread({point.n for point in self.points}),
+            _spread({point.radius for point in self.points}),
+        )
         across = max(len(lengths), len(radii))
         figure = Figure(figsize=(1.2 + 2.6 * across, 5.6), layout="constrained")
         FigureCanvasAgg(figure)
@@ -68,7 +77,13 @@ class Curves:
         largest = max(point.found.value for point in self.points)
         panels[0][0].set_ylim(top=min(panels[0][0].get_ylim()[1], TALLEST * largest))
         figure.supylabel("local Lipschitz constant", fontsize=10)
-        figure.legend(*panels[0][0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="outside lower center", ncols=6)
+        figure.legend(
+            *panels[0][0].get_legend_handles_labels(),
+            fontsize=8,
+            frameon=False,
+            loc="outside lower center",
+            ncols=6,
+        )
         data = io.BytesIO()
         figure.savefig(data, format="png", dpi=150)
         return data.getvalue()
@@ -76,9 +91,23 @@ class Curves:
     def _draw(self, panel: Any, against: str, points: list[Point]) -> None:
         points = sorted(points, key=lambda point: getattr(point, against))
         x = [getattr(point, against) for point in points]
-        panel.plot(x, [point.found.value for point in points], "ko-", markersize=4, linewidth=1.4, label="found (lower bound)")
+        panel.plot(
+            x,
+            [point.found.value for point in points],
+            "ko-",
+            markersize=4,
+            linewidth=1.4,
+            label="found (lower bound)",
+        )
         for number, name in enumerate(bound.name for bound in points[0].bounds):
-            panel.plot(x, [point.bounds.named(name).value for point in points], "--", color=f"C{number}", linewidth=1.2, label=name)
+            panel.plot(
+                x,
+                [point.bounds.named(name).value for point in points],
+                "--",
+                color=f"C{number}",
+                linewidth=1.2,
+                label=name,
+            )
         panel.set_yscale("log")
         panel.grid(alpha=0.25, linewidth=0.5)
 
@@ -88,7 +117,10 @@ def _spread(values: set[Any]) -> list[Any]:
     ordered = sorted(values)
     if len(ordered) <= MOST_PANELS:
         return ordered
-    return [ordered[round(place * (len(ordered) - 1) / (MOST_PANELS - 1))] for place in range(MOST_PANELS)]
+    return [
+        ordered[round(place * (len(ordered) - 1) / (MOST_PANELS - 1))]
+        for place in range(MOST_PANELS)
+    ]
 
 
 def curves(
@@ -100,10 +132,11 @@ def curves(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Curves:
-    """Search the worst input at every length and radius; each search also begins at what was found for smaller radii and lengths.
+    """Search the worst input at every length and radius; each search also begins at what was found
+    for smaller radii and lengths.
 
-    A larger ball holds the smaller one, so that what is found never decreases with the radius; nor with the length under a mask, or from a
-    length to its multiples.
+    A larger ball holds the smaller one, so that what is found never decreases with the radius; nor
+    with the length under a mask, or from a length to its multiples.
     """
     if not lengths or not radii:
         raise ValueError("curves need at least one length and one radius.")
@@ -112,21 +145,32 @@ def curves(
         for radius in sorted(radii):
             check_call(attention, n, radius, False, starts, steps)
             bounds = on_ball(attention, n, radius)
-            within = sorted((point for point in points if point.radius <= radius), key=lambda point: -point.found.value)
-            known = [mu for point in within if (mu := longer(attention, point.found.mu, n)) is not None]
+            within = sorted(
+                (point for point in points if point.radius <= radius),
+                key=lambda point: -point.found.value,
+            )
+            known = [
+                mu for point in within if (mu := longer(attention, point.found.mu, n)) is not None
+            ]
 
             def told(fraction: float, value: float, done: int = len(points)) -> bool:
-                return progress is None or progress((done + fraction) / (len(lengths) * len(radii)), value)
+                return progress is None or progress(
+                    (done + fraction) / (len(lengths) * len(radii)), value
+                )
 
-            found = search(attention, n, radius, False, starts, steps, seed, told, known[:MOST_KNOWN])
+            found = search(
+                attention, n, radius, False, starts, steps, seed, told, known[:MOST_KNOWN]
+            )
             points.append(Point(n, radius, found, bounds))
     return Curves(tuple(points))
 
 
 def longer(attention: Attention, mu: Particles, n: int) -> Particles | None:
-    """An input of n tokens whose local constant is not smaller: copies of all tokens, or more tokens behind a mask; None if there is none.
+    """An input of n tokens whose local constant is not smaller: copies of all tokens, or more
+    tokens behind a mask; None if there is none.
 
-    Under a mask the Jacobian of a prefix is a corner of that of the whole; without one, copies that move together act as the token did.
+    Under a mask the Jacobian of a prefix is a corner of that of the whole; without one, copies that
+    move together act as the token did.
     """
     if attention.causal and mu.n <= n:
         return Particles(torch.cat([mu.x, mu.x[-1:].expand(n - mu.n, -1)]))

@@ -1,4 +1,6 @@
-r"""The finite attacks behind the law of mass splitting: equal budgets in $W_2$, outputs compared in exact $W_2$."""
+r"""The finite attacks behind the law of mass splitting: equal budgets in $W_2$, outputs compared in
+exact $W_2$.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from attnscope.validation import check_positive
 
 
 class Attack(NamedTuple):
-    """One attacked measure: the budget, the distance that was really spent on the input, and the distance of the outputs."""
+    """One attacked measure: the budget, the distance that was really spent on the input, and the
+    distance of the outputs.
+    """
 
     eps: float
     spent: float
@@ -26,29 +30,38 @@ class Attack(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Output distance per input distance: a lower bound of the Lipschitz constant on any set that holds both measures."""
+        """Output distance per input distance: a lower bound of the Lipschitz constant on any set
+        that holds both measures.
+        """
         return self.moved / self.spent
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    r"""Attacks by moving and by splitting at the same budgets; their ratios tend to `law.move` and `law.split` as eps tends to 0."""
+    r"""Attacks by moving and by splitting at the same budgets; their ratios tend to `law.move` and
+    `law.split` as eps tends to 0.
+    """
 
     law: Split
     move: tuple[Attack, ...]
     split: tuple[Attack, ...]
 
     def __str__(self) -> str:
-        lines = [f"{a.eps:.3g}: move {a.ratio:.6g}, split {b.ratio:.6g}" for a, b in zip(self.move, self.split, strict=True)]
+        lines = [
+            f"{a.eps:.3g}: move {a.ratio:.6g}, split {b.ratio:.6g}"
+            for a, b in zip(self.move, self.split, strict=True)
+        ]
         return "\n".join([str(self.law), *lines])
 
 
 def compare(attention: Attention, mu: Particles, eps: float | Sequence[float]) -> Comparison:
-    r"""Attack mu with budget eps in $W_2$, or with each of several, in two ways: move all tokens, or send the halves of one token apart.
+    r"""Attack mu with budget eps in $W_2$, or with each of several, in two ways: move all tokens,
+    or send the halves of one token apart.
 
-    Tokens move along the top singular vector of the Jacobian, the halves along the best direction of `split`. Under a causal mask distances
-    are the conditional ones, which compare tokens of the same position.
+    Tokens move along the top singular vector of the Jacobian, the halves along the best direction
+    of `split`. Under a causal mask distances are the conditional ones, which compare tokens of the
+    same position.
     """
     check_splittable(attention, mu)
     budgets = list(eps) if isinstance(eps, Sequence) else [eps]
@@ -58,8 +71,9 @@ def compare(attention: Attention, mu: Particles, eps: float | Sequence[float]) -
         check_positive("eps", budget)
     if attention.heads.positional:
         raise ValueError(
-            "rotary heads and position biases read the number of a token in its sequence, which two halves of a token cannot share: "
-            "there are no finite attacks to compare. split(attention, mu) gives the law."
+            "rotary heads and position biases read the number of a token in its sequence, which two"
+            " halves of a token cannot share: there are no finite attacks to compare."
+            " split(attention, mu) gives the law."
         )
     attention, mu = attention.to(torch.float64), mu.to(torch.float64)
     law = split(attention, mu)
@@ -77,7 +91,9 @@ def compare(attention: Attention, mu: Particles, eps: float | Sequence[float]) -
 
 
 def halved(mu: Particles, token: int, direction: Float[Tensor, " d"], eps: float) -> Particles:
-    r"""mu with the halves of one token at $x \pm \varepsilon w^{-1/2}e$, e of norm one: a step of size eps in $W_2$ while eps is small."""
+    r"""mu with the halves of one token at $x \pm \varepsilon w^{-1/2}e$, e of norm one: a step of
+    size eps in $W_2$ while eps is small.
+    """
     shift = eps / mu.weights[token].sqrt() * direction
     x = torch.cat([mu.x, mu.x[token : token + 1] - shift])
     x[token] += shift

@@ -1,4 +1,6 @@
-r"""The largest local constant of attention over a ball: $L(n, R) = \sup\|D_Xf\|$ over $B_R^n$, or over weighted atoms, by ascent."""
+r"""The largest local constant of attention over a ball: $L(n, R) = \sup\|D_Xf\|$ over $B_R^n$, or
+over weighted atoms, by ascent.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,14 @@ from attnscope.attacks._starts import Start, constructed, drawn
 from attnscope.attention import Attention
 from attnscope.bounds import Bound, Bounds
 from attnscope.bounds.ball import ball_bounds, check_covered
-from attnscope.jacobian import jacobian, spectral_norm
 from attnscope.measures import Particles
+from attnscope.operators import jacobian, spectral_norm
 from attnscope.validation import check_positive, described
 
 GROUP_ENTRIES = 2**22
-"""Entries of the couplings of the starts that climb together; some ten tensors of this size live at once."""
+"""Entries of the couplings of the starts that climb together; some ten tensors of this size live at
+once.
+"""
 MOST_ENTRIES = 2**24
 """Entries of one coupling up to which its second derivatives fit in memory."""
 
@@ -31,16 +35,20 @@ ANY_MASSES = ("M1", "M1'", "K3", "S1", "L2-M1")
 """The bounds on a ball that hold for tokens of any weights."""
 
 Progress = Callable[[float, float], bool]
-"""Told the fraction done and the best value so far; False stops the search, which keeps what it has."""
+"""Told the fraction done and the best value so far; False stops the search, which keeps what it
+has.
+"""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class WorstCase:
-    r"""The worst input found. `value` is its local constant, computed at `mu`: a proved lower bound of the supremum, not the supremum.
+    r"""The worst input found. `value` is its local constant, computed at `mu`: a proved lower bound
+    of the supremum, not the supremum.
 
-    `bound` is the tightest proved upper bound of the supremum (None where no theorem gives a finite one). `start` says where the
-    ascent began; `history` has the value of every start, `names`, after every step.
+    `bound` is the tightest proved upper bound of the supremum (None where no theorem gives a finite
+    one). `start` says where the ascent began; `history` has the value of every start, `names`,
+    after every step.
     """
 
     value: float
@@ -64,8 +72,15 @@ class WorstCase:
         return None if self.bound is None else self.value / self.bound.value
 
     def __str__(self) -> str:
-        upper = "no upper bound is known" if self.bound is None else f"{100 * (self.ratio or 0):.3g} % of the upper bound {self.bound}"
-        return f"worst input found: local constant {self.value:.6g} (a lower bound of the largest; began at {self.start}); {upper}"
+        upper = (
+            "no upper bound is known"
+            if self.bound is None
+            else f"{100 * (self.ratio or 0):.3g} % of the upper bound {self.bound}"
+        )
+        return (
+            f"worst input found: local constant {self.value:.6g} (a lower bound of the largest;"
+            f" began at {self.start}); {upper}"
+        )
 
 
 def worst_case(
@@ -79,11 +94,14 @@ def worst_case(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> WorstCase:
-    r"""Search the input of n tokens in the ball of this radius where attention stretches most, in float64.
+    r"""Search the input of n tokens in the ball of this radius where attention stretches most, in
+    float64.
 
-    Projected ascent on $\sigma_{max}$, differentiated through its singular vectors, from the constructions U2, U2', U2'' of every head
-    (K2 under a mask) and from random tokens, `starts` of them at once. With `weighted=True` the masses are searched too, in the metric of
-    $L^2(\mu)$: the mean field, whose worst measures are few and unbalanced Diracs [castin24]. `causal` overrides the attention's own mask.
+    Projected ascent on $\sigma_{max}$, differentiated through its singular vectors, from the
+    constructions U2, U2', U2'' of every head (K2 under a mask) and from random tokens, `starts` of
+    them at once. With `weighted=True` the masses are searched too, in the metric of $L^2(\mu)$: the
+    mean field, whose worst measures are few and unbalanced Diracs [castin24]. `causal` overrides
+    the attention's own mask.
     """
     check_call(attention, n, radius, weighted, starts, steps)
     if causal is not None and causal != attention.causal:
@@ -106,7 +124,9 @@ def search(
     whole = attention.to(torch.float64)
     small, basis = reduced(whole)
     generator = torch.Generator(device=small.heads.query.device).manual_seed(seed)
-    begun = _chosen(small, n, radius, weighted, starts, generator) + _known(known, basis, radius, weighted)
+    begun = _chosen(small, n, radius, weighted, starts, generator) + _known(
+        known, basis, radius, weighted
+    )
     runs = _climb(small, begun, radius, steps, generator, progress)
     finals = torch.cat([run.pair.value for run in runs])
     best = int(finals.argmax())
@@ -123,17 +143,28 @@ def search(
     )
 
 
-def _chosen(attention: Attention, n: int, radius: float, weighted: bool, count: int, generator: torch.Generator) -> list[Start]:
+def _chosen(
+    attention: Attention,
+    n: int,
+    radius: float,
+    weighted: bool,
+    count: int,
+    generator: torch.Generator,
+) -> list[Start]:
     """The best constructions, half of all starts at the most, and random ones for the rest."""
     built = constructed(attention, n, radius, weighted, generator)
     if len(built) > count // 2:
-        values = torch.cat([_values(attention, group, generator) for group in _groups(attention, built)])
+        values = torch.cat(
+            [_values(attention, group, generator) for group in _groups(attention, built)]
+        )
         kept = values.topk(max(count // 2, 1)).indices.tolist()
         built = [built[number] for number in sorted(kept)]
     return built + drawn(attention, n, radius, weighted, count - len(built), generator)
 
 
-def _known(known: Sequence[Particles], basis: Float[Tensor, "d r"] | None, radius: float, weighted: bool) -> list[Start]:
+def _known(
+    known: Sequence[Particles], basis: Float[Tensor, "d r"] | None, radius: float, weighted: bool
+) -> list[Start]:
     found = []
     for mu in known:
         x = inside(mu.x if basis is None else mu.x @ basis, radius)
@@ -142,7 +173,12 @@ def _known(known: Sequence[Particles], basis: Float[Tensor, "d r"] | None, radiu
 
 
 def _climb(
-    attention: Attention, begun: list[Start], radius: float, steps: int, generator: torch.Generator, progress: Progress | None
+    attention: Attention,
+    begun: list[Start],
+    radius: float,
+    steps: int,
+    generator: torch.Generator,
+    progress: Progress | None,
 ) -> list[Ascent]:
     groups = _groups(attention, begun)
     runs: list[Ascent] = []
@@ -153,14 +189,18 @@ def _climb(
         runs.append(Ascent(attention, radius, x, log_weights, generator))
 
         def told(step: int, value: float, number: int = number, best: float = best) -> bool:
-            return progress is None or progress((number + step / steps) / len(groups), max(best, value))
+            return progress is None or progress(
+                (number + step / steps) / len(groups), max(best, value)
+            )
 
         going = going and runs[-1].run(steps, told)
         best = max(best, float(runs[-1].pair.value.max()))
     return runs
 
 
-def _values(attention: Attention, group: list[Start], generator: torch.Generator) -> Float[Tensor, " b"]:
+def _values(
+    attention: Attention, group: list[Start], generator: torch.Generator
+) -> Float[Tensor, " b"]:
     x, log_weights = _stacked(group)
     noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
     return top_pairs(attention, Particles(x, masses(log_weights)), noise, FIRST_PAIRS).value
@@ -186,33 +226,55 @@ def _weights(run: Ascent) -> Float[Tensor, "b n"]:
 def _together(runs: list[Ascent]) -> Float[Tensor, "steps starts"]:
     """The histories side by side; a run that ended early stays at its last value."""
     longest = max(len(run.history) for run in runs)
-    return torch.cat([torch.stack(run.history + run.history[-1:] * (longest - len(run.history))) for run in runs], dim=1)
+    return torch.cat(
+        [
+            torch.stack(run.history + run.history[-1:] * (longest - len(run.history)))
+            for run in runs
+        ],
+        dim=1,
+    )
 
 
 def _upper(attention: Attention, n: int, radius: float, weighted: bool) -> Bound | None:
-    """The tightest proved bound that is finite; for free masses one that holds whatever they are."""
+    """The tightest proved bound that is finite; for free masses one that holds whatever they
+    are.
+    """
     try:
         check_covered(attention)
     except ValueError:
         return None
-    found = [bound for bound in ball_bounds(attention, n, float(n), radius) if bound.name in ANY_MASSES or not weighted]
+    found = [
+        bound
+        for bound in ball_bounds(attention, n, float(n), radius)
+        if bound.name in ANY_MASSES or not weighted
+    ]
     finite = [bound for bound in found if math.isfinite(bound.value)]
     return Bounds(finite).tightest if finite else None
 
 
-def check_call(attention: object, n: object, radius: object, weighted: bool, starts: object, steps: object) -> None:
+def check_call(
+    attention: object, n: object, radius: object, weighted: bool, starts: object, steps: object
+) -> None:
     """Refuse what cannot be searched."""
     if not isinstance(attention, Attention):
-        raise TypeError(f"worst_case needs an attention such as Softmax(heads), got {described(attention)}.")
+        raise TypeError(
+            f"worst_case needs an attention such as Softmax(heads), got {described(attention)}."
+        )
     least = 2 if weighted else 1
     if isinstance(n, bool) or not isinstance(n, int) or n < least:
-        raise ValueError(f"n must be a whole number of at least {least}{' when masses are free' * weighted}, got {described(n)}.")
+        raise ValueError(
+            f"n must be a whole number of at least {least}{' when masses are free' * weighted}, got"
+            f" {described(n)}."
+        )
     check_positive("radius", radius)
     for name, number in (("starts", starts), ("steps", steps)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {described(number)}.")
+            raise ValueError(
+                f"{name} must be a whole number of at least 1, got {described(number)}."
+            )
     if attention.heads.count * n**2 > MOST_ENTRIES:
         raise ValueError(
-            f"the search needs second derivatives of a coupling with {attention.heads.count} x {n} x {n} entries, more than "
-            f"{MOST_ENTRIES:,}. Use fewer tokens, or one head: heads.select(number)."
+            f"the search needs second derivatives of a coupling with {attention.heads.count} x {n}"
+            f" x {n} entries, more than {MOST_ENTRIES:,}. Use fewer tokens, or one head:"
+            " heads.select(number)."
         )

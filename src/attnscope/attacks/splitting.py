@@ -1,8 +1,10 @@
-r"""Mass splitting: does it help an attacker to cut tokens in two before moving them? An exact law [castin24, first version].
+r"""Mass splitting: does it help an attacker to cut tokens in two before moving them? An exact law
+[castin24, first version].
 
-Split every token in copies and let the copies move on their own. Attention reads the measure only, so a common move of the copies acts as
-$D_Xf$, and moves of the copies against each other act as $D_i = D_x\Gamma_\mu(x_i)$ on each token by itself: the constant becomes
-$\max(\|D_Xf\|, \max_i\|D_i\|)$.
+Split every token in copies and let the copies move on their own. Attention reads the measure only,
+so a common move of the copies acts as $D_Xf$, and moves of the copies against each other act as
+$D_i = D_x\Gamma_\mu(x_i)$ on each token by itself: the constant becomes $\max(\|D_Xf\|,
+\max_i\|D_i\|)$.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.attention import Attention
-from attnscope.jacobian import LinearOperator, jacobian, spectral_norm
 from attnscope.measures import Particles
+from attnscope.operators import LinearOperator, jacobian, spectral_norm
 from attnscope.validation import described
 
 ACCURACY = 1e-12
@@ -26,10 +28,12 @@ MOST_PAIRS = 400
 @final
 @dataclass(frozen=True, eq=False)
 class Split:
-    r"""`move` is $\|D_Xf\|$ in $L^2(\mu)$, the constant of moving tokens; `split` is $\max_i\|D_x\Gamma_\mu(x_i)\|$, of moving halves.
+    r"""`move` is $\|D_Xf\|$ in $L^2(\mu)$, the constant of moving tokens; `split` is
+    $\max_i\|D_x\Gamma_\mu(x_i)\|$, of moving halves.
 
-    `gain` is the constant with splitting over that without, max(move, split) / move, at least 1. The best split sends the halves of
-    `token` apart along `direction`; the best move is `motion`, of norm one in $L^2(\mu)$. `apart` has $\|D_i\|$ of every token.
+    `gain` is the constant with splitting over that without, max(move, split) / move, at least 1.
+    The best split sends the halves of `token` apart along `direction`; the best move is `motion`,
+    of norm one in $L^2(\mu)$. `apart` has $\|D_i\|$ of every token.
     """
 
     move: float
@@ -48,7 +52,11 @@ class Split:
 
     @property
     def gain(self) -> float:
-        return self.constant / self.move if self.move > 0 else (1.0 if self.split == 0 else float("inf"))
+        return (
+            self.constant / self.move
+            if self.move > 0
+            else (1.0 if self.split == 0 else float("inf"))
+        )
 
     @property
     def pays(self) -> bool:
@@ -57,14 +65,18 @@ class Split:
 
     def __str__(self) -> str:
         better = "splitting beats moving" if self.pays else "moving is at least as strong"
-        return f"move {self.move:.6g}, split {self.split:.6g} (token {self.token}), gain {self.gain:.6g}: {better}"
+        return (
+            f"move {self.move:.6g}, split {self.split:.6g} (token {self.token}), gain"
+            f" {self.gain:.6g}: {better}"
+        )
 
 
 def split(attention: Attention, mu: Particles) -> Split:
     r"""The exact law of mass splitting at mu, for any weights, heads and variant.
 
-    Under a causal mask the copies of a token share its position and see each other, as measures on $[0,1]\times R^d$ have it; for copies
-    written one after the other there is no such law. The same holds for heads that read the number of a token in its sequence.
+    Under a causal mask the copies of a token share its position and see each other, as measures on
+    $[0,1]\times R^d$ have it; for copies written one after the other there is no such law. The same
+    holds for heads that read the number of a token in its sequence.
     """
     check_splittable(attention, mu)
     attention, mu = attention.to(torch.float64), mu.to(torch.float64)
@@ -84,7 +96,9 @@ def split(attention: Attention, mu: Particles) -> Split:
 
 
 def query_jacobians(attention: Attention, mu: Particles) -> LinearOperator:
-    r"""$D_x\Gamma_\mu(x_i)$, the measure held fixed: one map on $R^d$ for every token, as a stack."""
+    r"""$D_x\Gamma_\mu(x_i)$, the measure held fixed: one map on $R^d$ for every token, as a
+    stack.
+    """
     positions = mu.places() if attention.causal or attention.heads.positional else None
     op = jacobian(lambda x: attention.dense(x, mu, positions), mu.x, stack=1)
     return replace(op, restrict=None)
@@ -93,12 +107,20 @@ def query_jacobians(attention: Attention, mu: Particles) -> LinearOperator:
 def check_splittable(attention: object, mu: object) -> None:
     """Refuse what has no mass to split."""
     if not isinstance(attention, Attention):
-        raise TypeError(f"splitting needs an attention such as Softmax(heads), got {described(attention)}.")
+        raise TypeError(
+            f"splitting needs an attention such as Softmax(heads), got {described(attention)}."
+        )
     if not isinstance(mu, Particles):
-        raise TypeError(f"splitting needs a Particles, got {described(mu)}. Sample a Gaussian first.")
+        raise TypeError(
+            f"splitting needs a Particles, got {described(mu)}. Sample a Gaussian first."
+        )
     if mu.x.ndim != 2:
         raise ValueError(
-            f"splitting takes one measure, x of shape (n, d), got a stack of shape {tuple(mu.x.shape)}. Call it once for each."
+            "splitting takes one measure, x of shape (n, d), got a stack of shape"
+            f" {tuple(mu.x.shape)}. Call it once for each."
         )
     if mu.n < 2:
-        raise ValueError("splitting needs at least 2 tokens, got 1: the halves of a single token read the same single token.")
+        raise ValueError(
+            "splitting needs at least 2 tokens, got 1: the halves of a single token read the same"
+            " single token."
+        )

@@ -20,6 +20,10 @@ def variants() -> dict[str, type[Attention]]:
             continue
         module = importlib.import_module(f"{__name__}.{module_info.name}")
         for member in vars(module).values():
-            if inspect.isclass(member) and issubclass(member, Attention) and member.__module__ == module.__name__:
+            if (
+                inspect.isclass(member)
+                and issubclass(member, Attention)
+                and member.__module__ == module.__name__
+            ):
                 found[member.name] = member
     return found

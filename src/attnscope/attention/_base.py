@@ -1,7 +1,8 @@
 r"""Attention as a map between probability measures: the contract that every variant keeps.
 
-$\Gamma_\mu(x) = b_O + \sum_h W_h \sum_j c^h_{j}(x, \mu)\,(V_h y_j + b_{V,h})$ for $\mu = \sum_j w_j \delta_{y_j}$: a variant is its
-`coupling` $c$, how a query reads the measure. The query and the measure are separate arguments.
+$\Gamma_\mu(x) = b_O + \sum_h W_h \sum_j c^h_{j}(x, \mu)\,(V_h y_j + b_{V,h})$ for $\mu = \sum_j w_j
+\delta_{y_j}$: a variant is its `coupling` $c$, how a query reads the measure. The query and the
+measure are separate arguments.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ from attnscope.validation import check_same_kind, check_shape, check_tensor, des
 Variant = TypeVar("Variant", bound="Attention")
 
 CHUNK_BYTES = 2**26
-"""Size of a part of the coupling that is held at once. Above 32 MiB glibc returns every freed block at once; below, the heap fragments."""
+"""Size of a part of the coupling that is held at once. Above 32 MiB glibc returns every freed block
+at once; below, the heap fragments.
+"""
 
 
 class NoClosedForm(ValueError):
-    """This attention has no closed form on a Gaussian; the message says why and what to do instead."""
+    """This attention has no closed form on a Gaussian; the message says why and what to do
+    instead.
+    """
 
 
 @final
@@ -39,15 +44,22 @@ class Affine:
     offset: Float[Tensor, "*stack d"]
 
     def __call__(self, x: Float[Tensor, "*stack m d"]) -> Float[Tensor, "*stack m d"]:
-        check_shape("x", x, (*self.offset.shape[:-1], *x.shape[-2:-1], self.offset.shape[-1]), "the stack and dimension of the field")
+        check_shape(
+            "x",
+            x,
+            (*self.offset.shape[:-1], *x.shape[-2:-1], self.offset.shape[-1]),
+            "the stack and dimension of the field",
+        )
         return x @ self.matrix.mT + self.offset[..., None, :]
 
 
 @dataclass(frozen=True, eq=False)
 class Attention(ABC):
-    """A variant of attention: `attention(x, mu)` is the field of mu at x, `attention.push(mu)` the measure after one layer.
+    """A variant of attention: `attention(x, mu)` is the field of mu at x, `attention.push(mu)` the
+    measure after one layer.
 
-    With `causal=True` a query at place s reads the particles at places tau <= s only: ties see each other.
+    With `causal=True` a query at place s reads the particles at places tau <= s only: ties see each
+    other.
     """
 
     heads: Heads
@@ -62,41 +74,69 @@ class Attention(ABC):
 
     def __post_init__(self) -> None:
         if not isinstance(self.heads, Heads):
-            raise TypeError(f"{type(self).__name__} needs a Heads, got {described(self.heads)}. Build one with Heads.from_matrices(A, V).")
+            raise TypeError(
+                f"{type(self).__name__} needs a Heads, got {described(self.heads)}. Build one with"
+                " Heads.from_matrices(A, V)."
+            )
 
     # What a variant writes.
 
     @abstractmethod
     def coupling(
-        self, x: Float[Tensor, "*stack m d"], mu: Particles, positions: Float[Tensor, "*stack m"] | None = None
+        self,
+        x: Float[Tensor, "*stack m d"],
+        mu: Particles,
+        positions: Float[Tensor, "*stack m"] | None = None,
     ) -> Float[Tensor, "*stack h m n"]:
-        """How the queries x read mu: one row per query, masses included. `positions` say where the queries stand."""
+        """How the queries x read mu: one row per query, masses included. `positions` say where the
+        queries stand.
+        """
 
     def on_gaussian(self, mu: Gaussian) -> Affine:
-        """The field on a Gaussian when it is affine. Optional: the default says that there is no closed form."""
+        """The field on a Gaussian when it is affine. Optional: the default says that there is no
+        closed form.
+        """
         raise NoClosedForm(
-            f"{self.name} attention has no closed form on a Gaussian: {self.no_closed_form}. "
-            "Use particles instead: gaussian.quadrature(order) or gaussian.sample(n, generator=seed)."
+            f"{self.name} attention has no closed form on a Gaussian: {self.no_closed_form}. Use"
+            " particles instead: gaussian.quadrature(order) or gaussian.sample(n, generator=seed)."
         )
 
     def evaluate(
-        self, x: Float[Tensor, "*stack m d"], mu: Particles, positions: Float[Tensor, "*stack m"] | None
+        self,
+        x: Float[Tensor, "*stack m d"],
+        mu: Particles,
+        positions: Float[Tensor, "*stack m"] | None,
     ) -> Float[Tensor, "*stack m d"]:
-        """The field at x in little memory. The default evaluates the coupling a few rows at a time."""
-        return by_rows(lambda x, positions: self.dense(x, mu, positions), x, positions, self.heads.count * mu.weights.numel())
+        """The field at x in little memory. The default evaluates the coupling a few rows at a
+        time.
+        """
+        return by_rows(
+            lambda x, positions: self.dense(x, mu, positions),
+            x,
+            positions,
+            self.heads.count * mu.weights.numel(),
+        )
 
     # What users call.
 
     def __call__(
-        self, x: Float[Tensor, "*stack m d"], mu: Particles, positions: Float[Tensor, "*stack m"] | None = None
+        self,
+        x: Float[Tensor, "*stack m d"],
+        mu: Particles,
+        positions: Float[Tensor, "*stack m"] | None = None,
     ) -> Float[Tensor, "*stack m d"]:
-        r"""$\Gamma_\mu(x)$. `positions` say where the queries of a causal attention stand (default: those of mu)."""
+        r"""$\Gamma_\mu(x)$. `positions` say where the queries of a causal attention stand (default:
+        those of mu).
+        """
         return self.evaluate(x, mu, self._checked(x, mu, positions))
 
     def push(self, mu: Particles) -> Particles:
         r"""The measure $F(\mu) = (\Gamma_\mu)_\# \mu$ that one attention layer makes of mu."""
         if not isinstance(mu, Particles):
-            raise TypeError(f"push needs a Particles, got {described(mu)}. Sample a Gaussian first, or use attention.affine(gaussian).")
+            raise TypeError(
+                f"push needs a Particles, got {described(mu)}. Sample a Gaussian first, or use"
+                " attention.affine(gaussian)."
+            )
         return mu.at(self(mu.x, mu))
 
     def affine(self, mu: Gaussian) -> Affine:
@@ -104,11 +144,17 @@ class Attention(ABC):
         if not isinstance(mu, Gaussian):
             raise TypeError(f"affine needs a Gaussian, got {described(mu)}.")
         check_same_kind("gaussian", mu.mean, "heads", self.heads.query)
-        check_shape("gaussian.mean", mu.mean, (*mu.mean.shape[:-1], self.heads.dim), "the dimension of the heads")
+        check_shape(
+            "gaussian.mean",
+            mu.mean,
+            (*mu.mean.shape[:-1], self.heads.dim),
+            "the dimension of the heads",
+        )
         if self.causal or self.heads.positional:
             raise NoClosedForm(
-                f"{self.name} attention whose scores depend on the place of a token has no closed form on a Gaussian: only when every "
-                "position has the same law is the causal flow Gaussian, and then it is the unmasked one. Use causal=False, or particles."
+                f"{self.name} attention whose scores depend on the place of a token has no closed"
+                " form on a Gaussian: only when every position has the same law is the causal flow"
+                " Gaussian, and then it is the unmasked one. Use causal=False, or particles."
             )
         return self.on_gaussian(mu)
 
@@ -119,22 +165,35 @@ class Attention(ABC):
     # What variants build on.
 
     def dense(
-        self, x: Float[Tensor, "*stack m d"], mu: Particles, positions: Float[Tensor, "*stack m"] | None = None
+        self,
+        x: Float[Tensor, "*stack m d"],
+        mu: Particles,
+        positions: Float[Tensor, "*stack m"] | None = None,
     ) -> Float[Tensor, "*stack m d"]:
-        """The field with the whole coupling in memory: plain tensor algebra that every `torch.func` transform can differentiate."""
+        """The field with the whole coupling in memory: plain tensor algebra that every `torch.func`
+        transform can differentiate.
+        """
         return self.heads.write(self.coupling(x, mu, positions) @ self.heads.read(mu.x))
 
     def scores(
-        self, x: Float[Tensor, "*stack m d"], mu: Particles, positions: Float[Tensor, "*stack m"] | None = None
+        self,
+        x: Float[Tensor, "*stack m d"],
+        mu: Particles,
+        positions: Float[Tensor, "*stack m"] | None = None,
     ) -> Float[Tensor, "*stack h m n"]:
-        r"""scale $\langle Q_h x + b_Q, K_h y + b_K \rangle$, rotary embedding and position bias included."""
+        r"""scale $\langle Q_h x + b_Q, K_h y + b_K \rangle$, rotary embedding and position bias
+        included.
+        """
         at, to = self.token_numbers(x, mu, positions)
         scores = self.heads.scale * self.heads.queries(x, at) @ self.heads.keys(mu.x, to).mT
         bias = self.position_bias(at, to)
         return scores if bias is None else scores + bias
 
     def visible(
-        self, x: Float[Tensor, "*stack m d"], mu: Particles, positions: Float[Tensor, "*stack m"] | None = None
+        self,
+        x: Float[Tensor, "*stack m d"],
+        mu: Particles,
+        positions: Float[Tensor, "*stack m"] | None = None,
     ) -> Bool[Tensor, "*stack 1 m n"] | None:
         """Which particle each query may read; None when it may read all."""
         if not self.causal:
@@ -143,9 +202,14 @@ class Attention(ABC):
         return mu.places()[..., None, None, :] <= places[..., None, :, None]
 
     def mass(
-        self, x: Float[Tensor, "*stack m d"], mu: Particles, positions: Float[Tensor, "*stack m"] | None = None
+        self,
+        x: Float[Tensor, "*stack m d"],
+        mu: Particles,
+        positions: Float[Tensor, "*stack m"] | None = None,
     ) -> Float[Tensor, "*stack 1 m_or_1 n"]:
-        """The mass that each query finds at each particle: the weights, zero where the mask hides them."""
+        """The mass that each query finds at each particle: the weights, zero where the mask hides
+        them.
+        """
         weights = mu.weights[..., None, None, :]
         visible = self.visible(x, mu, positions)
         return weights if visible is None else weights * visible
@@ -153,7 +217,9 @@ class Attention(ABC):
     def token_numbers(
         self, x: Tensor, mu: Particles, positions: Tensor | None
     ) -> tuple[Int[Tensor, " m"] | None, Int[Tensor, " n"] | None]:
-        """Whole numbers of queries and keys in their sequence, for heads whose scores depend on them."""
+        """Whole numbers of queries and keys in their sequence, for heads whose scores depend on
+        them.
+        """
         if not self.heads.positional:
             return None, None
         numbers = torch.arange(mu.n, device=mu.x.device)
@@ -172,27 +238,41 @@ class Attention(ABC):
             return positions
         if x.shape[-2] != mu.n:
             raise ValueError(
-                f"{self.name} attention depends on where the {x.shape[-2]} queries stand among the {mu.n} particles: "
-                "pass positions, one number in [0, 1] per query."
+                f"{self.name} attention depends on where the {x.shape[-2]} queries stand among the"
+                f" {mu.n} particles: pass positions, one number in [0, 1] per query."
             )
         return mu.places()
 
     def _checked(self, x: object, mu: object, positions: Tensor | None) -> Tensor | None:
         """Refuse what does not fit; return the places of the queries where they matter."""
         if not isinstance(mu, Particles):
-            hint = " Use attention.affine(gaussian), or particles: gaussian.quadrature(order)." if isinstance(mu, Gaussian) else ""
-            raise TypeError(f"attention(x, mu) needs mu to be a Particles, got {described(mu)}.{hint}")
+            hint = (
+                " Use attention.affine(gaussian), or particles: gaussian.quadrature(order)."
+                if isinstance(mu, Gaussian)
+                else ""
+            )
+            raise TypeError(
+                f"attention(x, mu) needs mu to be a Particles, got {described(mu)}.{hint}"
+            )
         check_tensor("x", x, "... m d")
         assert isinstance(x, Tensor)
         check_same_kind("x", x, "mu.x", mu.x)
         check_same_kind("mu.x", mu.x, "the heads", self.heads.query)
         check_shape("mu.x", mu.x, (*mu.x.shape[:-1], self.heads.dim), "the dimension of the heads")
-        check_shape("x", x, (*mu.x.shape[:-2], x.shape[-2], self.heads.dim), "the stack and dimension of mu")
+        check_shape(
+            "x", x, (*mu.x.shape[:-2], x.shape[-2], self.heads.dim), "the stack and dimension of mu"
+        )
         bias = self.heads.position_bias
         if bias is not None and mu.n > bias.shape[-1]:
-            raise ValueError(f"the position bias of these heads serves sequences of at most {bias.shape[-1]} tokens, got {mu.n}.")
+            raise ValueError(
+                f"the position bias of these heads serves sequences of at most {bias.shape[-1]}"
+                f" tokens, got {mu.n}."
+            )
         if self.heads.positional and mu.positions is not None:
-            raise ValueError("rotary heads and position biases read tokens in their order: build the Particles without positions.")
+            raise ValueError(
+                "rotary heads and position biases read tokens in their order: build the Particles"
+                " without positions."
+            )
         if positions is not None:
             check_tensor("positions", positions, "... m")
             check_same_kind("positions", positions, "x", x)
@@ -205,21 +285,26 @@ class Attention(ABC):
             first = mu.places().masked_fill(mu.weights == 0, float("inf")).amin(-1, keepdim=True)
             if (positions < first).any():
                 raise ValueError(
-                    f"a query at place {float(positions.min()):.6g} reads no mass: the first particle with mass stands at "
-                    f"{float(first.max()):.6g}. Move the query, or give the first particles some weight."
+                    f"a query at place {float(positions.min()):.6g} reads no mass: the first"
+                    f" particle with mass stands at {float(first.max()):.6g}. Move the query, or"
+                    " give the first particles some weight."
                 )
         return positions
 
     def _check_places(self, positions: Tensor, n: int) -> None:
         if positions.min() < 0 or positions.max() > 1:
-            raise ValueError(f"positions must lie in [0, 1], got values from {positions.min():.6g} to {positions.max():.6g}.")
+            raise ValueError(
+                f"positions must lie in [0, 1], got values from {positions.min():.6g} to"
+                f" {positions.max():.6g}."
+            )
         if not self.heads.positional:
             return
         numbers = torch.round(positions.reshape(-1, positions.shape[-1]) * n)
         if (numbers < 1).any() or (numbers != numbers[0]).any():
             raise ValueError(
-                f"rotary heads and position biases read token i of n at position i/n, the same in every sequence of a stack; got positions "
-                f"from {positions.min():.6g} for n = {n}. Call once per sequence where they differ."
+                "rotary heads and position biases read token i of n at position i/n, the same in"
+                f" every sequence of a stack; got positions from {positions.min():.6g} for n = {n}."
+                " Call once per sequence where they differ."
             )
 
 
@@ -229,7 +314,9 @@ def by_rows(
     positions: Float[Tensor, "*stack m"] | None,
     entries_per_row: int,
 ) -> Tensor:
-    """Evaluate `field(x, positions)` on a few rows of queries at a time, so that the coupling takes CHUNK_BYTES at the most."""
+    """Evaluate `field(x, positions)` on a few rows of queries at a time, so that the coupling takes
+    CHUNK_BYTES at the most.
+    """
     rows = max(1, CHUNK_BYTES // (entries_per_row * x.element_size()))
     if rows >= x.shape[-2]:
         return field(x, positions)

@@ -17,14 +17,16 @@ from attnscope.validation import check_positive, check_same_kind, check_shape, c
 @final
 @dataclass(frozen=True, eq=False, init=False)
 class Heads:
-    r"""Query, key, value and output of each head; the score of $x$ reading $y$ is scale $\langle Q_h x + b_Q, K_h y + b_K \rangle$.
+    r"""Query, key, value and output of each head; the score of $x$ reading $y$ is scale $\langle
+    Q_h x + b_Q, K_h y + b_K \rangle$.
 
-    `query`, `key` are (h, k, d), `value` is (h, v, d), `output` is (h, d, v) or None: then v = d and heads are summed.
-    Biases are (h, k), (h, k), (h, v) and (d,). `scale` is $1/\sqrt{k}$ by default.
+    `query`, `key` are (h, k, d), `value` is (h, v, d), `output` is (h, d, v) or None: then v = d
+    and heads are summed. Biases are (h, k), (h, k), (h, v) and (d,). `scale` is $1/\sqrt{k}$ by
+    default.
 
-    Two optional parts depend on the place of a token in its sequence: `rotary` (k/2,) holds the angles per token by which
-    coordinate pairs (r, r + k/2) of queries and keys turn, and `position_bias` (h, N, N) is added to the scores
-    of sequences of at most N tokens.
+    Two optional parts depend on the place of a token in its sequence: `rotary` (k/2,) holds the
+    angles per token by which coordinate pairs (r, r + k/2) of queries and keys turn, and
+    `position_bias` (h, N, N) is added to the scores of sequences of at most N tokens.
     """
 
     query: Float[Tensor, "h k d"]
@@ -58,7 +60,11 @@ class Heads:
         check_tensor("value", value, "h v d")
         h, k, d = query.shape
         v = value.shape[1]
-        longest = position_bias.shape[-1] if isinstance(position_bias, Tensor) and position_bias.ndim else 0
+        longest = (
+            position_bias.shape[-1]
+            if isinstance(position_bias, Tensor) and position_bias.ndim
+            else 0
+        )
         expected: dict[str, tuple[Tensor | None, str, tuple[int, ...]]] = {
             "key": (key, "h k d", (h, k, d)),
             "value": (value, "h v d", (h, v, d)),
@@ -78,7 +84,10 @@ class Heads:
                 check_shape(name, tensor, shape, f"({axes}) to go with query {tuple(query.shape)}")
             object.__setattr__(self, name, tensor)
         if output is None and v != d:
-            raise ValueError(f"without output the value matrices must be (h, {d}, {d}), got {tuple(value.shape)}. Pass output.")
+            raise ValueError(
+                f"without output the value matrices must be (h, {d}, {d}), got"
+                f" {tuple(value.shape)}. Pass output."
+            )
         if rotary is not None and k % 2:
             raise ValueError(f"rotary needs an even head size k, got k = {k}.")
         if scale is not None:
@@ -87,14 +96,18 @@ class Heads:
 
     @classmethod
     def from_matrices(cls, A: Tensor, V: Tensor) -> Heads:
-        r"""Heads with score $\langle A x, y \rangle$ and value $V y$: one for (d, d) matrices, one each for (h, d, d)."""
+        r"""Heads with score $\langle A x, y \rangle$ and value $V y$: one for (d, d) matrices, one
+        each for (h, d, d).
+        """
         for name, matrix in (("A", A), ("V", V)):
             check_tensor(name, matrix, "... d d")
             check_shape(name, matrix, (*matrix.shape[:-1], matrix.shape[-2]), "square")
         check_same_kind("V", V, "A", A)
         check_shape("V", V, tuple(A.shape), "the shape of A")
         if A.ndim > 3:
-            raise ValueError(f"A must be (d, d), or (h, d, d) for h heads, got shape {tuple(A.shape)}.")
+            raise ValueError(
+                f"A must be (d, d), or (h, d, d) for h heads, got shape {tuple(A.shape)}."
+            )
         query = A.reshape(-1, *A.shape[-2:])
         identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(query)
         return cls(query, identity, V.reshape(query.shape), scale=1.0)
@@ -114,7 +127,9 @@ class Heads:
 
     @property
     def a(self) -> Float[Tensor, "h d d"]:
-        r"""$A_h$ = scale $K_h^T Q_h$: the score is $\langle A_h x, y \rangle$ plus what the biases add."""
+        r"""$A_h$ = scale $K_h^T Q_h$: the score is $\langle A_h x, y \rangle$ plus what the biases
+        add.
+        """
         return self.scale * self.key.mT @ self.query
 
     @property
@@ -127,7 +142,11 @@ class Heads:
         r"""$b_O + \sum_h W_h b_{V,h}$: what the biases add when the coupling has mass one."""
         total = torch.zeros(self.dim, dtype=self.query.dtype, device=self.query.device)
         if self.value_bias is not None:
-            out = self.value_bias if self.output is None else (self.output @ self.value_bias[..., None])[..., 0]
+            out = (
+                self.value_bias
+                if self.output is None
+                else (self.output @ self.value_bias[..., None])[..., 0]
+            )
             total = total + out.sum(0)
         return total if self.output_bias is None else total + self.output_bias
 
@@ -135,7 +154,11 @@ class Heads:
         """The heads of these numbers alone, the output bias left out (it belongs to no head)."""
         index = torch.tensor(which, device=self.query.device)
         per_head: dict[str, Any] = {
-            field.name: None if (tensor := getattr(self, field.name)) is None else tensor.index_select(0, index)
+            field.name: (
+                None
+                if (tensor := getattr(self, field.name)) is None
+                else tensor.index_select(0, index)
+            )
             for field in dataclasses.fields(self)
             if field.name not in ("scale", "rotary", "output_bias")
         }
@@ -147,11 +170,15 @@ class Heads:
         moved |= {name: part.to(target) for name, part in moved.items() if isinstance(part, Tensor)}
         return Heads(**moved)
 
-    def queries(self, x: Float[Tensor, "*stack m d"], at: Int[Tensor, " m"] | None = None) -> Float[Tensor, "*stack h m k"]:
+    def queries(
+        self, x: Float[Tensor, "*stack m d"], at: Int[Tensor, " m"] | None = None
+    ) -> Float[Tensor, "*stack h m k"]:
         """Queries of each head, turned by the rotary embedding for tokens number `at`."""
         return self._turn(_project(x, self.query, self.query_bias), at)
 
-    def keys(self, y: Float[Tensor, "*stack n d"], at: Int[Tensor, " n"] | None = None) -> Float[Tensor, "*stack h n k"]:
+    def keys(
+        self, y: Float[Tensor, "*stack n d"], at: Int[Tensor, " n"] | None = None
+    ) -> Float[Tensor, "*stack h n k"]:
         """Keys of each head, turned by the rotary embedding for tokens number `at`."""
         return self._turn(_project(y, self.key, self.key_bias), at)
 
@@ -161,11 +188,19 @@ class Heads:
 
     def write(self, out: Float[Tensor, "*stack h m v"]) -> Float[Tensor, "*stack m d"]:
         """The heads' results put together: $\\sum_h W_h o_h + b_O$."""
-        total = out.sum(-3) if self.output is None else torch.einsum("...hmv,hdv->...md", out, self.output)
+        total = (
+            out.sum(-3)
+            if self.output is None
+            else torch.einsum("...hmv,hdv->...md", out, self.output)
+        )
         return total if self.output_bias is None else total + self.output_bias
 
-    def turn(self, z: Float[Tensor, "*stack h n k"], at: Int[Tensor, " n"]) -> Float[Tensor, "*stack h n k"]:
-        """Rotate coordinate pairs (r, r + k/2) by the angle rotary[r] times the token's number; `-at` turns back."""
+    def turn(
+        self, z: Float[Tensor, "*stack h n k"], at: Int[Tensor, " n"]
+    ) -> Float[Tensor, "*stack h n k"]:
+        """Rotate coordinate pairs (r, r + k/2) by the angle rotary[r] times the token's number;
+        `-at` turns back.
+        """
         assert self.rotary is not None
         angle = at[:, None].to(z.dtype) * self.rotary
         cos, sin = angle.cos(), angle.sin()

@@ -1,7 +1,9 @@
-r"""Attention whose coupling is a softmax: $c_{ij} \propto \exp(s \langle q_i, k_j \rangle + \beta_j)$ over the particles that i may read.
+r"""Attention whose coupling is a softmax: $c_{ij} \propto \exp(s \langle q_i, k_j \rangle +
+\beta_j)$ over the particles that i may read.
 
-Softmax, L2 and Sinkhorn attention differ only in the factor $s$ and in the key bias $\beta_j$ (log-weights, squared norms,
-dual potentials), so one evaluation and one pair of derivative kernels serve all three.
+Softmax, L2 and Sinkhorn attention differ only in the factor $s$ and in the key bias $\beta_j$
+(log-weights, squared norms, dual potentials), so one evaluation and one pair of derivative kernels
+serve all three.
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ from attnscope.attention._base import CHUNK_BYTES, Attention, by_rows
 from attnscope.measures import Particles
 
 FUSED_BYTES = 2**30
-"""Size of the coupling behind one fused call: a backend without a fused kernel then still stays in memory."""
+"""Size of the coupling behind one fused call: a backend without a fused kernel then still stays in
+memory.
+"""
 
 
 class Kernel(NamedTuple):
-    """What the softmax kernel works on: scores are scale <q, k> + bias, plus position bias and mask."""
+    """What the softmax kernel works on: scores are scale <q, k> + bias, plus position bias and
+    mask.
+    """
 
     q: Float[Tensor, "*stack h m k"]
     k: Float[Tensor, "*stack h n k"]
@@ -38,11 +44,19 @@ class Normalised(Attention):
     normalised: ClassVar[bool] = True
 
     @abstractmethod
-    def kernel(self, x: Float[Tensor, "*stack m d"], mu: Particles, positions: Float[Tensor, "*stack m"] | None = None) -> Kernel:
+    def kernel(
+        self,
+        x: Float[Tensor, "*stack m d"],
+        mu: Particles,
+        positions: Float[Tensor, "*stack m"] | None = None,
+    ) -> Kernel:
         """Queries, keys, key bias (log-weights included) and score scale."""
 
     def coupling(
-        self, x: Float[Tensor, "*stack m d"], mu: Particles, positions: Float[Tensor, "*stack m"] | None = None
+        self,
+        x: Float[Tensor, "*stack m d"],
+        mu: Particles,
+        positions: Float[Tensor, "*stack m"] | None = None,
     ) -> Float[Tensor, "*stack h m n"]:
         q, k, bias, scale = self.kernel(x, mu, positions)
         scores = scale * q @ k.mT + bias[..., None, :]
@@ -55,9 +69,14 @@ class Normalised(Attention):
         return torch.softmax(scores, dim=-1)
 
     def evaluate(
-        self, x: Float[Tensor, "*stack m d"], mu: Particles, positions: Float[Tensor, "*stack m"] | None
+        self,
+        x: Float[Tensor, "*stack m d"],
+        mu: Particles,
+        positions: Float[Tensor, "*stack m"] | None,
     ) -> Float[Tensor, "*stack m d"]:
-        """Small couplings are held whole, large ones go through torch's fused kernel with the key bias as one extra key column."""
+        """Small couplings are held whole, large ones go through torch's fused kernel with the key
+        bias as one extra key column.
+        """
         per_row = self.heads.count * mu.weights.numel()
         if per_row * x.shape[-2] * x.element_size() <= CHUNK_BYTES:
             return self.dense(x, mu, positions)
@@ -73,9 +92,25 @@ class Normalised(Attention):
         out = self._fused(q, k, padded, scale, x, mu, positions)
         return self.heads.write(out[..., : v.shape[-1]])
 
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor, scale: float, x: Tensor, mu: Particles, positions: Tensor | None) -> Tensor:
-        """torch's fused attention, a block of rows at a time; the fused kernel wants one width for q, k and v."""
-        in_order = mu.positions is None and q.shape[-2] == k.shape[-2] and positions is not None and torch.equal(positions, mu.places())
+    def _fused(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        x: Tensor,
+        mu: Particles,
+        positions: Tensor | None,
+    ) -> Tensor:
+        """torch's fused attention, a block of rows at a time; the fused kernel wants one width for
+        q, k and v.
+        """
+        in_order = (
+            mu.positions is None
+            and q.shape[-2] == k.shape[-2]
+            and positions is not None
+            and torch.equal(positions, mu.places())
+        )
         if self.causal and in_order:
             return _attend(q, k, v, scale, is_causal=True)
 
@@ -84,12 +119,27 @@ class Normalised(Attention):
             mask = self.visible(x[..., start:stop, :], mu, where)
             return _attend(q[..., start:stop, :], k, v, scale, attn_mask=mask)
 
-        rows = max(1, (CHUNK_BYTES if self.causal else FUSED_BYTES) // (self.heads.count * mu.weights.numel() * x.element_size()))
-        return torch.cat([block(start, start + rows) for start in range(0, q.shape[-2], rows)], dim=-2)
+        rows = max(
+            1,
+            (CHUNK_BYTES if self.causal else FUSED_BYTES)
+            // (self.heads.count * mu.weights.numel() * x.element_size()),
+        )
+        return torch.cat(
+            [block(start, start + rows) for start in range(0, q.shape[-2], rows)], dim=-2
+        )
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-    """torch's attention on (stack, h, n, k): its fused kernels take four axes, and fall back to a dense n x n matrix otherwise."""
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """torch's attention on (stack, h, n, k): its fused kernels take four axes, and fall back to a
+    dense n x n matrix otherwise.
+    """
     stack = q.shape[:-3]
     q, k, v = (part.reshape(-1, *part.shape[-3:]) for part in (q, k, v))
     mask = None if attn_mask is None else attn_mask.reshape(-1, *attn_mask.shape[-3:])

@@ -1,4 +1,5 @@
-r"""Unnormalised exponential attention: the limit of sigmoid attention with bias $-\log n$, and a gradient flow [geshkovski25].
+r"""Unnormalised exponential attention: the limit of sigmoid attention with bias $-\log n$, and a
+gradient flow [geshkovski25].
 
 $$ \Gamma_\mu(x) = \sum_h C_h \int e^{\langle A_h x, y\rangle}\, y\, d\mu(y) $$
 """
@@ -24,9 +25,14 @@ class Exponential(Attention):
     normalised: ClassVar[bool] = False
     lipschitz: ClassVar[str] = "no"
     reference: ClassVar[str] = "geshkovski25"
-    no_closed_form: ClassVar[str] = "without the denominator its field grows like an exponential of a quadratic form"
+    no_closed_form: ClassVar[str] = (
+        "without the denominator its field grows like an exponential of a quadratic form"
+    )
 
     def coupling(
-        self, x: Float[Tensor, "*stack m d"], mu: Particles, positions: Float[Tensor, "*stack m"] | None = None
+        self,
+        x: Float[Tensor, "*stack m d"],
+        mu: Particles,
+        positions: Float[Tensor, "*stack m"] | None = None,
     ) -> Float[Tensor, "*stack h m n"]:
         return self.scores(x, mu, positions).exp() * self.mass(x, mu, positions)

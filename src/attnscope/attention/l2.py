@@ -1,6 +1,7 @@
 r"""L2 attention: the score is minus a squared distance [kim21].
 
-$$ \Gamma_\mu(x) = \sum_h C_h \frac{\int y\, e^{-s |Q_h x - K_h y|^2} d\mu(y)}{\int e^{-s |Q_h x - K_h y|^2} d\mu(y)} $$
+$$ \Gamma_\mu(x) = \sum_h C_h \frac{\int y\, e^{-s |Q_h x - K_h y|^2} d\mu(y)}
+   {\int e^{-s |Q_h x - K_h y|^2} d\mu(y)} $$
 """
 
 from __future__ import annotations
@@ -20,14 +21,23 @@ from attnscope.measures import Gaussian, Particles
 @final
 @dataclass(frozen=True, eq=False)
 class L2(Normalised):
-    """Softmax attention with a Gaussian kernel; with tied queries and keys it is globally Lipschitz for each n."""
+    """Softmax attention with a Gaussian kernel; with tied queries and keys it is globally Lipschitz
+    for each n.
+    """
 
     name: ClassVar[str] = "l2"
     lipschitz: ClassVar[str] = "if tied (Q = K, V = UQ)"
     reference: ClassVar[str] = "kim21"
 
-    def kernel(self, x: Float[Tensor, "*stack m d"], mu: Particles, positions: Float[Tensor, "*stack m"] | None = None) -> Kernel:
-        r"""$-s|q - k|^2 = 2s\langle q, k\rangle - s|k|^2$ up to a term of the query; centring the keys keeps it accurate."""
+    def kernel(
+        self,
+        x: Float[Tensor, "*stack m d"],
+        mu: Particles,
+        positions: Float[Tensor, "*stack m"] | None = None,
+    ) -> Kernel:
+        r"""$-s|q - k|^2 = 2s\langle q, k\rangle - s|k|^2$ up to a term of the query; centring the
+        keys keeps it accurate.
+        """
         at, to = self.token_numbers(x, mu, positions)
         q, k = self.heads.queries(x, at), self.heads.keys(mu.x, to)
         centre = k.mean(-2, keepdim=True)
@@ -36,9 +46,11 @@ class L2(Normalised):
         return Kernel(q, k, bias, 2 * self.heads.scale)
 
     def on_gaussian(self, mu: Gaussian) -> Affine:
-        r"""$\Gamma(x) = \sum_h C_h (I + 2s\Sigma G_h)^{-1}(m + 2s\Sigma K_h^T(Q_h x + b_Q - b_K))$, $G = K^TK$ [castin25, Sec. 4].
+        r"""$\Gamma(x) = \sum_h C_h (I + 2s\Sigma G_h)^{-1}(m + 2s\Sigma K_h^T(Q_h x + b_Q - b_K))$,
+        $G = K^TK$ [castin25, Sec. 4].
 
-        With $\Sigma = LL^T$ and $N = \sqrt{2s}L$ it is $C_h(m + N(I + N^TG_hN)^{-1}N^TK_h^T(Q_h x + b_Q - b_K - K_h m))$.
+        With $\Sigma = LL^T$ and $N = \sqrt{2s}L$ it is $C_h(m + N(I + N^TG_hN)^{-1}N^TK_h^T(Q_h x +
+        b_Q - b_K - K_h m))$.
         """
         heads, factor = self.heads, mu.any_factor()[..., None, :, :]
         spread = (2 * heads.scale) ** 0.5 * factor

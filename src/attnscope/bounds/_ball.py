@@ -1,4 +1,6 @@
-r"""What a softmax-like layer can become when its input moves by at most $\varepsilon$: the quantities that L3 and the remainder share."""
+r"""What a softmax-like layer can become when its input moves by at most $\varepsilon$: the
+quantities that L3 and the remainder share.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,13 @@ ROUNDING = 1e-12
 @final
 @dataclass(frozen=True, eq=False)
 class Ball:
-    r"""Upper bounds over all $X'$ with $|X' - X|_F \le \varepsilon$, axes (stack, head, query i, key j).
+    r"""Upper bounds over all $X'$ with $|X' - X|_F \le \varepsilon$, axes (stack, head, query i,
+    key j).
 
-    `high`, `low` hold $P'_{ij}$; `rise` and `fall` are the most that it can gain and lose; `b`, `y`, `kappa` bound $|C(x'_j - m'_i)|$,
-    $|A^T(x'_j - m'_i)|$ and $|\kappa'_{ij}|$; `written` is the largest mean of b and `bent` of $by$ under a row of $P'$; `spread`
-    bounds $\|\mathrm{diag}P'_i - P'_iP_i'^T\|$.
+    `high`, `low` hold $P'_{ij}$; `rise` and `fall` are the most that it can gain and lose; `b`,
+    `y`, `kappa` bound $|C(x'_j - m'_i)|$, $|A^T(x'_j - m'_i)|$ and $|\kappa'_{ij}|$; `written` is
+    the largest mean of b and `bent` of $by$ under a row of $P'$; `spread` bounds
+    $\|\mathrm{diag}P'_i - P'_iP_i'^T\|$.
     """
 
     reading: Reading
@@ -48,9 +52,18 @@ class Ball:
         low, high, rise, fall = probabilities(reading, radius)
         layer, slope = reading.layer, torch.maximum(rise, fall)
         reach = (1 + torch.minimum(high.amax(-1), high.square().sum(-1))).sqrt()
-        written, read = fullest(reading.b, reading.b_order, low, high), fullest(reading.y, reading.y_order, low, high)
-        shift_b = torch.minimum((slope * reading.b).sum(-1), written) + reach * layer.c_norm[:, None] * radius[..., 0]
-        shift_y = torch.minimum((slope * reading.y).sum(-1), read) + reach * layer.a_norm[:, None] * radius[..., 0]
+        written, read = (
+            fullest(reading.b, reading.b_order, low, high),
+            fullest(reading.y, reading.y_order, low, high),
+        )
+        shift_b = (
+            torch.minimum((slope * reading.b).sum(-1), written)
+            + reach * layer.c_norm[:, None] * radius[..., 0]
+        )
+        shift_y = (
+            torch.minimum((slope * reading.y).sum(-1), read)
+            + reach * layer.a_norm[:, None] * radius[..., 0]
+        )
         b, y = reading.b + shift_b[..., None], reading.y + shift_y[..., None]
         return cls(
             reading=reading,
@@ -75,23 +88,31 @@ class Ball:
 
     @property
     def left(self) -> Float[Tensor, "b h n n"]:
-        r"""At least $1 - P'_{ij} - u_{ij}$, and 0: $|u_j - \sum_kP'_{ik}u_k| \le \sum_ku_{ik}|u_k| + left_{ij}|u_j|$."""
+        r"""At least $1 - P'_{ij} - u_{ij}$, and 0: $|u_j - \sum_kP'_{ik}u_k| \le \sum_ku_{ik}|u_k|
+        + left_{ij}|u_j|$.
+        """
         return (1 - self.low - self.high).clamp(min=0)
 
     @property
     def balance(self) -> Float[Tensor, "b h n m"]:
-        r"""$\frac12(\kappa_{ij}^2/\tau_i + \tau_i)$, $\tau_i = \max_j\kappa_{ij}$: for weights $p$ and lengths $v$,
-        $(\sum_jp_j\kappa_{ij}^2v_j^2\,\sum_jp_jv_j^2)^{1/2} \le \sum_jp_j\,$balance$_{ij}v_j^2$."""
+        r"""$\frac12(\kappa_{ij}^2/\tau_i + \tau_i)$, $\tau_i = \max_j\kappa_{ij}$: for weights $p$
+        and lengths $v$, $(\sum_jp_j\kappa_{ij}^2v_j^2\,\sum_jp_jv_j^2)^{1/2} \le
+        \sum_jp_j\,$balance$_{ij}v_j^2$.
+        """
         if self.reading.layer.m is None:
             return self.kappa
         top = self.kappa.amax(-1, keepdim=True)
         return (self.kappa * (self.kappa / (top + TINY)) + top) / 2
 
 
-def probabilities(reading: Reading, radius: Float[Tensor, "b 1 1 1"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    r"""Interval of $P'_{ij}$ and the most that it can gain and lose: the box, and Jensen's $P'_{ij} \le P_{ij}e^{\rho_{ij}}$.
+def probabilities(
+    reading: Reading, radius: Float[Tensor, "b 1 1 1"]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    r"""Interval of $P'_{ij}$ and the most that it can gain and lose: the box, and Jensen's $P'_{ij}
+    \le P_{ij}e^{\rho_{ij}}$.
 
-    Never $P e^{\rho}$ with $\rho$ cut: the exponent is $\min(\rho, -\log P)$, which cuts the product at one.
+    Never $P e^{\rho}$ with $\rho$ cut: the exponent is $\min(\rho, -\log P)$, which cuts the
+    product at one.
     """
     least, most = box(reading, radius)
     room = (-reading.log_p).masked_fill(~reading.allowed, 0.0)
@@ -115,10 +136,14 @@ def _jensen(reading: Reading, radius: Float[Tensor, "b 1 1 1"]) -> Float[Tensor,
     off = distances(mean + own_p * reading.own, reading.query)
     on = torch.linalg.vector_norm(reading.query - mean + own_rest * reading.own, dim=-1)[..., None]
     weighed = (p * reading.kappa).square().masked_fill(eye, 0.0)
-    keys = torch.where(eye, weighed.sum(-1, keepdim=True), (rest * reading.kappa).square() + others(weighed))
+    keys = torch.where(
+        eye, weighed.sum(-1, keepdim=True), (rest * reading.kappa).square() + others(weighed)
+    )
     linear = (torch.where(eye, on, off).square() + keys + TINY).sqrt()
     turn = torch.where(eye, own_rest, own_p) + (rest.square() + others(p.square()) + TINY).sqrt()
-    bend = layer.a_norm[:, None, None] * turn + layer.m_norm[:, None, None] * p.amax(-1, keepdim=True)
+    bend = layer.a_norm[:, None, None] * turn + layer.m_norm[:, None, None] * p.amax(
+        -1, keepdim=True
+    )
     return radius * linear + radius**2 * bend / 2
 
 
@@ -133,15 +158,25 @@ def _kappa(reading: Reading, radius: Float[Tensor, "b 1 1 1"]) -> Float[Tensor, 
 def spread(low: Float[Tensor, "b h n n"], high: Float[Tensor, "b h n n"]) -> Float[Tensor, "b h n"]:
     r"""At least $\lambda_{max}(\mathrm{diag}\,p - pp^T)$ for every row $p$ with $l \le p \le u$.
 
-    $\lambda \le p_1(1 - p_1 + p_2)$ and $\le 2p_1(1 - p_1)$, $p_1 \ge p_2$ the largest: the worst over the entries that can be $p_1$.
+    $\lambda \le p_1(1 - p_1 + p_2)$ and $\le 2p_1(1 - p_1)$, $p_1 \ge p_2$ the largest: the worst
+    over the entries that can be $p_1$.
     """
     top = high.topk(min(2, high.shape[-1]), dim=-1).values
     second = torch.where(high >= top[..., :1], top[..., -1:], top[..., :1])
     second = second if high.shape[-1] > 1 else torch.zeros_like(high)
     away = others(high)
     away = torch.where(low < 1 - 1e-3, torch.minimum(away, 1 - low), away) * (1 + ROUNDING)
-    twice = torch.where(high < 0.5, 2 * high * (1 - high), torch.where(low > 0.5, 2 * high.clamp(max=1) * away, 0.5)).clamp(max=0.5)
+    twice = torch.where(
+        high < 0.5, 2 * high * (1 - high), torch.where(low > 0.5, 2 * high.clamp(max=1) * away, 0.5)
+    ).clamp(max=0.5)
     peak = (1 + second) / 2
-    pair = torch.where(high < peak, high * (1 - high + second), torch.where(low > peak, low * (away + second), peak.square()))
+    pair = torch.where(
+        high < peak,
+        high * (1 - high + second),
+        torch.where(low > peak, low * (away + second), peak.square()),
+    )
     best = torch.minimum(torch.minimum(high, twice), pair)
-    return best.masked_fill(high < low.amax(-1, keepdim=True), 0.0).amax(-1) * (1 + ROUNDING) + ROUNDING
+    return (
+        best.masked_fill(high < low.amax(-1, keepdim=True), 0.0).amax(-1) * (1 + ROUNDING)
+        + ROUNDING
+    )

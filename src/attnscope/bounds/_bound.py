@@ -17,8 +17,9 @@ Kind = Literal["proved", "probable", "estimate"]
 class Bound:
     """A bound on a Lipschitz constant: `value` on this `side` of it.
 
-    `kind` is "proved" (a theorem), "probable" (true with a stated probability) or "estimate" (no guarantee). `name` is its
-    heading in docs/theorems.md, `source` where the theorem comes from, `assumes` what must be true for it to apply.
+    `kind` is "proved" (a theorem), "probable" (true with a stated probability) or "estimate" (no
+    guarantee). `name` is its heading in docs/theorems.md, `source` where the theorem comes from,
+    `assumes` what must be true for it to apply.
     """
 
     value: float
@@ -29,11 +30,22 @@ class Bound:
     assumes: str
 
     def __post_init__(self) -> None:
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or math.isnan(self.value) or self.value < 0:
-            raise ValueError(f"value must be a number of at least 0 (infinity allowed), got {described(self.value)}.")
+        if (
+            isinstance(self.value, bool)
+            or not isinstance(self.value, int | float)
+            or math.isnan(self.value)
+            or self.value < 0
+        ):
+            raise ValueError(
+                "value must be a number of at least 0 (infinity allowed), got"
+                f" {described(self.value)}."
+            )
         for field, allowed in (("side", get_args(Side)), ("kind", get_args(Kind))):
             if getattr(self, field) not in allowed:
-                raise ValueError(f"{field} must be one of {', '.join(allowed)}, got {described(getattr(self, field))}.")
+                raise ValueError(
+                    f"{field} must be one of {', '.join(allowed)}, got"
+                    f" {described(getattr(self, field))}."
+                )
         for field in ("name", "source", "assumes"):
             text = getattr(self, field)
             if not isinstance(text, str) or not text:
@@ -61,7 +73,9 @@ class Bounds(tuple[Bound, ...]):
         for bound in self:
             if bound.name == name:
                 return bound
-        raise KeyError(f"no bound is named {name!r}; there are {', '.join(bound.name for bound in self)}.")
+        raise KeyError(
+            f"no bound is named {name!r}; there are {', '.join(bound.name for bound in self)}."
+        )
 
     def __str__(self) -> str:
         return "\n".join(str(bound) for bound in self)

@@ -1,4 +1,6 @@
-r"""The norm $\xi$ of $D \mapsto rD + \sum_hP_hDC_h^T$, and of the whole Jacobian: exact when small, else from n x n and d x d matrices."""
+r"""The norm $\xi$ of $D \mapsto rD + \sum_hP_hDC_h^T$, and of the whole Jacobian: exact when small,
+else from n x n and d x d matrices.
+"""
 
 from __future__ import annotations
 
@@ -19,72 +21,118 @@ def is_small(x: Float[Tensor, "b n d"]) -> bool:
     return x.shape[-2] * x.shape[-1] <= SMALL
 
 
-def direct_norm(p: Float[Tensor, "b h n n"], c: Float[Tensor, "h d d"], residual: float) -> Float[Tensor, " b"]:
+def direct_norm(
+    p: Float[Tensor, "b h n n"], c: Float[Tensor, "h d d"], residual: float
+) -> Float[Tensor, " b"]:
     r"""At least $\|rI + \sum_hP_h \otimes C_h\|$ for non-negative $P_h$."""
     if p.shape[-1] * c.shape[-1] <= SMALL:
         flat = [spectral(dense_direct(one, c, residual)) for one in p.reshape(-1, *p.shape[-3:])]
         return torch.stack(flat).reshape(p.shape[:-3])
     norm = spectral(c)
     found = [positive_norm(direct_blocks(p, c, residual))]
-    found += [_split(p, c, norm, residual), _split(p.mT, c.mT, norm, residual), _uniform(p, c, norm, residual)]
+    found += [
+        _split(p, c, norm, residual),
+        _split(p.mT, c.mT, norm, residual),
+        _uniform(p, c, norm, residual),
+    ]
     return torch.stack(torch.broadcast_tensors(*found)).amin(0)
 
 
-def direct_blocks(p: Float[Tensor, "b h n n"], c: Float[Tensor, "h d d"], residual: float) -> Float[Tensor, "b n n"]:
-    r"""At least the norms of the blocks: $\|\sum_hp_hC_h\|^2 \le \sum_{hg}p_hp_g\|C_h^TC_g\|$ or with $C_hC_g^T$; $|r|$ on the diagonal."""
+def direct_blocks(
+    p: Float[Tensor, "b h n n"], c: Float[Tensor, "h d d"], residual: float
+) -> Float[Tensor, "b n n"]:
+    r"""At least the norms of the blocks: $\|\sum_hp_hC_h\|^2 \le \sum_{hg}p_hp_g\|C_h^TC_g\|$ or
+    with $C_hC_g^T$; $|r|$ on the diagonal.
+    """
     eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
     either = [spectral(left[:, None] @ right[None]) for left, right in ((c.mT, c), (c, c.mT))]
-    mixed = [((torch.einsum("bhij,hg->bgij", p, cross) * p).sum(1) + TINY).sqrt() for cross in either]
+    mixed = [
+        ((torch.einsum("bhij,hg->bgij", p, cross) * p).sum(1) + TINY).sqrt() for cross in either
+    ]
     return torch.minimum(*mixed) * (1 + SLACK) + abs(residual) * eye
 
 
 def _split(p: Tensor, c: Tensor, norm: Float[Tensor, " h"], residual: float) -> Float[Tensor, " b"]:
-    r"""$\||r|I + \sum_h\|C_h\|P_h^TP_h\|^{1/2}\,\||r|I + \sum_h\|C_h\|^{-1}C_hC_h^T\|^{1/2}$, heads that write nothing left out."""
+    r"""$\||r|I + \sum_h\|C_h\|P_h^TP_h\|^{1/2}\,\||r|I + \sum_h\|C_h\|^{-1}C_hC_h^T\|^{1/2}$, heads
+    that write nothing left out.
+    """
     alive = norm > 0
     inverse = torch.where(alive, 1 / norm.where(alive, torch.ones_like(norm)), 0.0)[:, None, None]
-    eye_n, eye_d = (abs(residual) * torch.eye(size, dtype=p.dtype, device=p.device) for size in (p.shape[-1], c.shape[-1]))
+    eye_n, eye_d = (
+        abs(residual) * torch.eye(size, dtype=p.dtype, device=p.device)
+        for size in (p.shape[-1], c.shape[-1])
+    )
     left = positive_norm(eye_n + (norm[:, None, None] * (p.mT @ p)).sum(-3))
     right = spectral(eye_d + (inverse * (c @ c.mT)).sum(0))
     return (left * right).sqrt()
 
 
-def _uniform(p: Tensor, c: Tensor, norm: Float[Tensor, " h"], residual: float) -> Float[Tensor, " b"]:
-    r"""$\max(|r|, \|rI + n\sum_h\bar p_hC_h\|) + \sum_h\|P_h - \bar p_h11^T\|\|C_h\|$: the norm is exact for a constant coupling."""
+def _uniform(
+    p: Tensor, c: Tensor, norm: Float[Tensor, " h"], residual: float
+) -> Float[Tensor, " b"]:
+    r"""$\max(|r|, \|rI + n\sum_h\bar p_hC_h\|) + \sum_h\|P_h - \bar p_h11^T\|\|C_h\|$: the norm is
+    exact for a constant coupling.
+    """
     mean = p.mean((-2, -1))
     eye = torch.eye(c.shape[-1], dtype=p.dtype, device=p.device)
-    centre = spectral(residual * eye + p.shape[-1] * torch.einsum("...h,hab->...ab", mean, c)).clamp(min=abs(residual))
+    centre = spectral(
+        residual * eye + p.shape[-1] * torch.einsum("...h,hab->...ab", mean, c)
+    ).clamp(min=abs(residual))
     return centre + (spectral(p - mean[..., None, None]) * norm).sum(-1)
 
 
-def dense_direct(p: Float[Tensor, "h n n"], c: Float[Tensor, "h d d"], residual: float) -> Float[Tensor, "nd nd"]:
+def dense_direct(
+    p: Float[Tensor, "h n n"], c: Float[Tensor, "h d d"], residual: float
+) -> Float[Tensor, "nd nd"]:
     size = p.shape[-1] * c.shape[-1]
     blocks = torch.einsum("hij,hab->iajb", p, c).reshape(size, size)
     return blocks + residual * torch.eye(size, dtype=p.dtype, device=p.device)
 
 
-def jacobian_norm(reading: Reading, residual: float, xi: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
-    r"""At least $\|DF(X)\|$: exact when small, else $\xi + \|N\|$ or $\||r|I + \sum_h\|C_h\|P_h + N\|$,
+def jacobian_norm(
+    reading: Reading, residual: float, xi: Float[Tensor, " b"]
+) -> Float[Tensor, " b"]:
+    r"""At least $\|DF(X)\|$: exact when small, else $\xi + \|N\|$ or $\||r|I + \sum_h\|C_h\|P_h +
+    N\|$,
 
     $N = \sum_h[Pb|\kappa|]_{ij} + \mathrm{diag}_i\sum_j[Pby]_{ij}$.
     """
     layer, p = reading.layer, reading.p
     if is_small(reading.x):
         parts = (reading.p, reading.value, reading.query, reading.key, reading.x)
-        flat = [part.reshape(-1, *part.shape[len(p.shape) - 3 :]) for part in parts[:4]] + [reading.x.reshape(-1, *reading.x.shape[-2:])]
+        flat = [part.reshape(-1, *part.shape[len(p.shape) - 3 :]) for part in parts[:4]] + [
+            reading.x.reshape(-1, *reading.x.shape[-2:])
+        ]
         found = [spectral(_jacobian(reading, residual, *one)) for one in zip(*flat, strict=True)]
         return torch.stack(found).reshape(p.shape[:-3])
     bent = (p * reading.b * reading.y).sum(-1)
     moved = (p * reading.b * reading.kappa + torch.diag_embed(bent)).sum(-3)
     budget = direct_blocks(p, layer.c, residual)
-    added = torch.minimum(positive_norm(moved), covariance_norm(reading, p, reading.kappa, torch.zeros_like(xi)))
+    added = torch.minimum(
+        positive_norm(moved), covariance_norm(reading, p, reading.kappa, torch.zeros_like(xi))
+    )
     return torch.minimum(xi + added, positive_norm(budget + moved))
 
 
-def _jacobian(reading: Reading, residual: float, p: Tensor, value: Tensor, query: Tensor, key: Tensor, x: Tensor) -> Float[Tensor, "nd nd"]:
+def _jacobian(
+    reading: Reading,
+    residual: float,
+    p: Tensor,
+    value: Tensor,
+    query: Tensor,
+    key: Tensor,
+    x: Tensor,
+) -> Float[Tensor, "nd nd"]:
     deviation = p[..., None] * (value[:, None] - (p @ value)[:, :, None])  # (h, i, j, d)
-    kappa = key[:, :, None] if reading.layer.m is None else key[:, :, None] - (x @ reading.layer.m)[:, None]
+    kappa = (
+        key[:, :, None]
+        if reading.layer.m is None
+        else key[:, :, None] - (x @ reading.layer.m)[:, None]
+    )
     blocks = torch.einsum("hija,hijb->iajb", deviation, kappa.expand_as(deviation))
     own = torch.einsum("hija,hjb->iab", deviation, query)
     n, d = x.shape
-    blocks = blocks + torch.einsum("iab,ij->iajb", own, torch.eye(n, dtype=p.dtype, device=p.device))
+    blocks = blocks + torch.einsum(
+        "iab,ij->iajb", own, torch.eye(n, dtype=p.dtype, device=p.device)
+    )
     return blocks.reshape(n * d, n * d) + dense_direct(p, reading.layer.c, residual)

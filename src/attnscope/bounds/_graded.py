@@ -1,4 +1,6 @@
-r"""Graded radius: the point at share s of a segment lies in the ball of radius s eps, so each part of it is judged by its own ball."""
+r"""Graded radius: the point at share s of a segment lies in the ball of radius s eps, so each part
+of it is judged by its own ball.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,17 @@ def _steps() -> list[float]:
 
 def weighed(constants: list[Float[Tensor, " b"]]) -> Float[Tensor, " b"]:
     r"""$\sum_k(s_k - s_{k-1})\Lambda(s_k)$."""
-    return torch.stack([step * constant for step, constant in zip(_steps(), constants, strict=True)]).sum(0)
+    return torch.stack(
+        [step * constant for step, constant in zip(_steps(), constants, strict=True)]
+    ).sum(0)
 
 
-def graded(eps: Float[Tensor, " b"], first: Tensor, constants: list[Tensor], hessians: list[Tensor]) -> Float[Tensor, " b"]:
-    r"""$\int_0^\varepsilon\min(\Lambda(s), \|DF(X)\| + \int_0^sH)\,ds$, $\Lambda$ and $H$ rounded up to the next radius."""
+def graded(
+    eps: Float[Tensor, " b"], first: Tensor, constants: list[Tensor], hessians: list[Tensor]
+) -> Float[Tensor, " b"]:
+    r"""$\int_0^\varepsilon\min(\Lambda(s), \|DF(X)\| + \int_0^sH)\,ds$, $\Lambda$ and $H$ rounded
+    up to the next radius.
+    """
     total, grown = torch.zeros_like(eps), first
     for step, constant, hessian in zip(_steps(), constants, hessians, strict=True):
         gain = step * eps * hessian
@@ -33,8 +41,12 @@ def graded(eps: Float[Tensor, " b"], first: Tensor, constants: list[Tensor], hes
     return total
 
 
-def graded_remainder(eps: Float[Tensor, " b"], curvature: Callable[[Tensor], Tensor]) -> Float[Tensor, "c b"]:
-    r"""$\varepsilon^2\sum_kW_kQ(s_k\varepsilon)$, $W_k = \int_{s_{k-1}}^{s_k}(1 - s)ds$, $Q(s)$ the curvature on the ball of radius s."""
+def graded_remainder(
+    eps: Float[Tensor, " b"], curvature: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "c b"]:
+    r"""$\varepsilon^2\sum_kW_kQ(s_k\varepsilon)$, $W_k = \int_{s_{k-1}}^{s_k}(1 - s)ds$, $Q(s)$ the
+    curvature on the ball of radius s.
+    """
     total, before = torch.zeros_like(eps), 0.0
     for share in REMAINDER_SHARES:
         weight = (share - before) * (1 - (share + before) / 2)

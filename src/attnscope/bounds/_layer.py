@@ -16,16 +16,20 @@ from attnscope.bounds._norms import SLACK, schatten16, spectral, spectral_of_pro
 @final
 @dataclass(frozen=True, eq=False)
 class LayerNorms:
-    r"""$\|A_h\|$ and what the biases add to it, $\|V_h\|$, $\|W_hV_h\|$ and $\|W_O\|$ of the heads, in float64.
+    r"""$\|A_h\|$ and what the biases add to it, $\|V_h\|$, $\|W_hV_h\|$ and $\|W_O\|$ of the heads,
+    in float64.
 
-    With rotary heads `a` is the largest $\|A_\delta\|$ over the offsets of n tokens, up to the Schatten-16 norm that bounds it.
+    With rotary heads `a` is the largest $\|A_\delta\|$ over the offsets of n tokens, up to the
+    Schatten-16 norm that bounds it.
     """
 
     a: Float[Tensor, " h"]
     key_shift: Float[Tensor, " h"]
     """What the query bias adds to $|\\partial_2 s|$, the gradient of a score in the key token."""
     query_shift: Float[Tensor, " h"]
-    """What the key bias adds to $|\\partial_1 s|$; it drops out of a softmax unless heads are rotary."""
+    """What the key bias adds to $|\\partial_1 s|$; it drops out of a softmax unless heads are
+    rotary.
+    """
     value: Float[Tensor, " h"]
     written: Float[Tensor, " h"]
     output: float
@@ -34,7 +38,11 @@ class LayerNorms:
     def of(cls, heads: Heads, n: int) -> LayerNorms:
         value, written = spectral(heads.value), _written(heads)
         return cls(
-            a=_rotary_norm(heads, n) if heads.rotary is not None else heads.scale * spectral_of_product(heads.key.mT, heads.query),
+            a=(
+                _rotary_norm(heads, n)
+                if heads.rotary is not None
+                else heads.scale * spectral_of_product(heads.key.mT, heads.query)
+            ),
             key_shift=_shift(heads, heads.key, heads.query_bias),
             query_shift=_shift(heads, heads.query, heads.key_bias),
             value=value,
@@ -50,8 +58,12 @@ class LayerNorms:
         return combined(_times(self.written, single), _times(self.value, single), self.output)
 
 
-def combined(written: Float[Tensor, " h"], concatenated: Float[Tensor, " h"], output: float) -> float:
-    r"""$\min(\sum_h b_h, \|W_O\|(\sum_h c_h^2)^{1/2})$: bounds $b$ with, $c$ without the output matrices."""
+def combined(
+    written: Float[Tensor, " h"], concatenated: Float[Tensor, " h"], output: float
+) -> float:
+    r"""$\min(\sum_h b_h, \|W_O\|(\sum_h c_h^2)^{1/2})$: bounds $b$ with, $c$ without the output
+    matrices.
+    """
     together = output * float(torch.linalg.vector_norm(concatenated)) if output > 0 else 0.0
     return min(float(written.sum()), together) * (1 + SLACK)
 
@@ -61,7 +73,11 @@ def _times(factor: Tensor, bound: Tensor) -> Tensor:
 
 
 def _written(heads: Heads) -> Float[Tensor, " h"]:
-    return spectral(heads.value) if heads.output is None else spectral_of_product(heads.output, heads.value)
+    return (
+        spectral(heads.value)
+        if heads.output is None
+        else spectral_of_product(heads.output, heads.value)
+    )
 
 
 def _output(heads: Heads) -> float:
@@ -71,7 +87,9 @@ def _output(heads: Heads) -> float:
     return float(spectral(heads.output.permute(1, 0, 2).flatten(1)))
 
 
-def _shift(heads: Heads, matrix: Float[Tensor, "h k d"], bias: Float[Tensor, "h k"] | None) -> Float[Tensor, " h"]:
+def _shift(
+    heads: Heads, matrix: Float[Tensor, "h k d"], bias: Float[Tensor, "h k"] | None
+) -> Float[Tensor, " h"]:
     if bias is None:
         return torch.zeros_like(matrix[:, 0, 0])
     if heads.rotary is not None:

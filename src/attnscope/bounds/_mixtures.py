@@ -1,4 +1,6 @@
-r"""Norms of head mixtures $M(p) = \sum_h p_hM_h$, $M_h = W_hV_h$, from small tensors that belong to the layer."""
+r"""Norms of head mixtures $M(p) = \sum_h p_hM_h$, $M_h = W_hV_h$, from small tensors that belong to
+the layer.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ TRIED = 2
 @final
 @dataclass(frozen=True, eq=False)
 class Mixtures:
-    r"""`single` are $\|M_h\|$, `schatten` $\|M_h\|_{S4}$, `gram` $\langle M_h, M_g\rangle$, `quartic` the form $\|M(r)\|_{S4}^4$.
+    r"""`single` are $\|M_h\|$, `schatten` $\|M_h\|_{S4}$, `gram` $\langle M_h, M_g\rangle$,
+    `quartic` the form $\|M(r)\|_{S4}^4$.
 
     `centres` are mixtures whose `norms` are known exactly.
     """
@@ -55,16 +58,25 @@ class Mixtures:
             norms=w.new_zeros(0),
         )
 
-    def around(self, p: Float[Tensor, "b h"], output: Float[Tensor, "h d v"], value: Float[Tensor, "h v d"]) -> Mixtures:
+    def around(
+        self, p: Float[Tensor, "b h"], output: Float[Tensor, "h d v"], value: Float[Tensor, "h v d"]
+    ) -> Mixtures:
         """The same with centres chosen among the mixtures p."""
         centres = centres_of(p, self.gram, MIXTURES)
         width = output.shape[0] * output.shape[2]
         flat = output.permute(1, 0, 2).reshape(-1, width)
-        norms = [spectral((flat * centre.repeat_interleave(output.shape[2])) @ value.reshape(width, -1)) for centre in centres]
-        return replace(self, centres=centres, norms=torch.stack(norms) if norms else centres.new_zeros(0))
+        norms = [
+            spectral((flat * centre.repeat_interleave(output.shape[2])) @ value.reshape(width, -1))
+            for centre in centres
+        ]
+        return replace(
+            self, centres=centres, norms=torch.stack(norms) if norms else centres.new_zeros(0)
+        )
 
     def bound(self, p: Float[Tensor, "*at h"]) -> Float[Tensor, "*at"]:
-        r"""At least $\|M(p)\|$: near the best centre c, $|\lambda|\|M(c)\| + \|M(p - \lambda c)\|_{S4}$; else $\sum_h|p_h|\|M_h\|$."""
+        r"""At least $\|M(p)\|$: near the best centre c, $|\lambda|\|M(c)\| + \|M(p - \lambda
+        c)\|_{S4}$; else $\sum_h|p_h|\|M_h\|$.
+        """
         best = torch.minimum(p.abs() @ self.single, self.spread(p))
         if self.centres.shape[0] == 0:
             return best * (1 + SLACK)
@@ -77,7 +89,9 @@ class Mixtures:
             factor = along.gather(-1, choice[..., None])
             residual = p - factor * self.centres[choice]
             near = factor[..., 0].abs() * self.norms[choice]
-            best = torch.minimum(best, near + torch.minimum(self.spread(residual), residual.abs() @ self.single))
+            best = torch.minimum(
+                best, near + torch.minimum(self.spread(residual), residual.abs() @ self.single)
+            )
         return best * (1 + SLACK)
 
     def spread(self, r: Float[Tensor, "*at h"]) -> Float[Tensor, "*at"]:
@@ -87,8 +101,12 @@ class Mixtures:
         return (value.clamp(min=0) + ROUNDING * (r.abs() @ self.schatten) ** 4) ** 0.25
 
 
-def centres_of(p: Float[Tensor, "b h"], gram: Float[Tensor, "h h"], count: int) -> Float[Tensor, "m h"]:
-    """Spherical k-means of attention vectors in the metric of the layer, heavy vectors first. Deterministic."""
+def centres_of(
+    p: Float[Tensor, "b h"], gram: Float[Tensor, "h h"], count: int
+) -> Float[Tensor, "m h"]:
+    """Spherical k-means of attention vectors in the metric of the layer, heavy vectors first.
+    Deterministic.
+    """
     values, vectors = torch.linalg.eigh(gram)
     root = vectors * values.clamp(min=0).sqrt()
     points = p @ root
@@ -110,9 +128,15 @@ def centres_of(p: Float[Tensor, "b h"], gram: Float[Tensor, "h h"], count: int) 
         owner = (unit @ directions.mT).argmax(-1)
         sums = torch.zeros_like(centres).index_add_(0, owner, p)
         filled = sums.sum(-1) > 0
-        centres = torch.where(filled[:, None], sums / sums.sum(-1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny), centres)
+        centres = torch.where(
+            filled[:, None],
+            sums / sums.sum(-1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny),
+            centres,
+        )
         directions = centres @ root
-        directions = directions / torch.linalg.vector_norm(directions, dim=-1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
+        directions = directions / torch.linalg.vector_norm(directions, dim=-1, keepdim=True).clamp(
+            min=torch.finfo(p.dtype).tiny
+        )
     return centres[((centres @ gram) * centres).sum(-1) > 0]
 
 

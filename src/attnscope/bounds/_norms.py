@@ -1,6 +1,7 @@
 """Norms that are never too small: what the proved bounds are made of.
 
-All in float64. LAPACK's singular values are backward stable, so `SLACK` covers their rounding with a wide margin.
+All in float64. LAPACK's singular values are backward stable, so `SLACK` covers their rounding with
+a wide margin.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def spectral(matrix: Float[Tensor, "*stack p q"]) -> Float[Tensor, "*stack"]:
     return largest_eigenvalue(gram).sqrt() * (1 + SLACK)
 
 
-def spectral_of_product(left: Float[Tensor, "*stack p k"], right: Float[Tensor, "*stack k q"]) -> Float[Tensor, "*stack"]:
+def spectral_of_product(
+    left: Float[Tensor, "*stack p k"], right: Float[Tensor, "*stack k q"]
+) -> Float[Tensor, "*stack"]:
     """The spectral norm of `left @ right` at the cost of its inner size k."""
     k = left.shape[-1]
     if left.shape[-2] > k:
@@ -41,11 +44,15 @@ def spectral_of_product(left: Float[Tensor, "*stack p k"], right: Float[Tensor, 
 
 def largest_eigenvalue(gram: Float[Tensor, "*stack m m"]) -> Float[Tensor, "*stack"]:
     """Of symmetric positive semi-definite matrices; rounding is relative to the trace."""
-    return torch.linalg.eigvalsh(gram)[..., -1].clamp(min=0) + SLACK * gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=0)
+    return torch.linalg.eigvalsh(gram)[..., -1].clamp(min=0) + SLACK * gram.diagonal(
+        dim1=-2, dim2=-1
+    ).sum(-1).clamp(min=0)
 
 
 def schatten16(matrix: Float[Tensor, "*stack p q"]) -> Float[Tensor, "*stack"]:
-    r"""$(\sum_i \sigma_i^{16})^{1/16}$ by matrix products: at least the spectral norm, at most rank$^{1/16}$ times it."""
+    r"""$(\sum_i \sigma_i^{16})^{1/16}$ by matrix products: at least the spectral norm, at most
+    rank$^{1/16}$ times it.
+    """
     size = torch.linalg.matrix_norm(matrix).clamp(min=torch.finfo(matrix.dtype).tiny)
     power = matrix / size[..., None, None]
     power = power.mT @ power if power.shape[-1] <= power.shape[-2] else power @ power.mT
@@ -64,7 +71,9 @@ def perron_vector(matrix: Float[Tensor, "n n"]) -> Float[Tensor, " n"]:
 
 
 def perron(matrix: Float[Tensor, "n n"]) -> float:
-    r"""An upper bound on the spectral norm of a non-negative matrix $N$: $\max_j (N^TNx)_j/x_j$ for a positive $x$ (Collatz-Wielandt)."""
+    r"""An upper bound on the spectral norm of a non-negative matrix $N$: $\max_j (N^TNx)_j/x_j$ for
+    a positive $x$ (Collatz-Wielandt).
+    """
     top = float(matrix.max())
     if top == 0 or not math.isfinite(top):
         return top

@@ -1,7 +1,8 @@
 r"""What a softmax-like attention does at one input: the pieces of its Jacobian [castin24].
 
-For scores $s_{ij}$, $(Je)_i = \sum_h C_h[\sum_j P_{ij}(I + (x_j - m_i)\kappa_{ij}^T)e_j + C_ie_i]$ with $\kappa_{ij} = \partial_2 s_{ij}$
-and $C_i = \sum_j P_{ij}(x_j - m_i)(\partial_1 s_{ij})^T$. Particles without mass are left out.
+For scores $s_{ij}$, $(Je)_i = \sum_h C_h[\sum_j P_{ij}(I + (x_j - m_i)\kappa_{ij}^T)e_j + C_ie_i]$
+with $\kappa_{ij} = \partial_2 s_{ij}$ and $C_i = \sum_j P_{ij}(x_j - m_i)(\partial_1 s_{ij})^T$.
+Particles without mass are left out.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from attnscope.bounds._norms import SLACK, largest_eigenvalue, spectral_of_produ
 from attnscope.measures import Particles
 
 REFINED = 16
-"""Rows per head whose cheap norms are replaced by exact ones; all rows when the matrices are small."""
+"""Rows per head whose cheap norms are replaced by exact ones; all rows when the matrices are small.
+"""
 SMALL = 32
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """Attention at one measure: coupling, queries and keys as the scores see them (rotary included), in float64."""
+    """Attention at one measure: coupling, queries and keys as the scores see them (rotary
+    included), in float64.
+    """
 
     heads: Heads
     x: Float[Tensor, "n d"]
@@ -68,9 +72,16 @@ class Reading:
 
     @property
     def allowance(self) -> float:
-        """For the rounding of the scores: what they err by, absolutely, is the relative error of the coupling."""
+        """For the rounding of the scores: what they err by, absolutely, is the relative error of
+        the coupling.
+        """
         largest = [torch.linalg.vector_norm(part, dim=-1).amax(-1) for part in (self.q, self.k)]
-        return float(64 * torch.finfo(self.q.dtype).eps * self.scale * (largest[0] + largest[1]).square().max())
+        return float(
+            64
+            * torch.finfo(self.q.dtype).eps
+            * self.scale
+            * (largest[0] + largest[1]).square().max()
+        )
 
     def bound(self, value: float, name: str, source: str) -> Bound:
         """A proved upper bound at this input, the scores' rounding included."""
@@ -93,13 +104,21 @@ class Reading:
 
     def kappa_norms(self) -> Float[Tensor, "h n m"]:
         r"""$|\partial_2 s_{ij}|$, through a factor of $K^T$ so that nothing of size d is built."""
-        factor = torch.linalg.qr(self.heads.key.mT, mode="r").R.mT  # (h, k, min(k, d)): |K^T q| = |factor^T q|
+        factor = torch.linalg.qr(
+            self.heads.key.mT, mode="r"
+        ).R.mT  # (h, k, min(k, d)): |K^T q| = |factor^T q|
         if self.distance:
-            return self.scale * torch.cdist(self.q @ factor, self.k @ factor, compute_mode="donot_use_mm_for_euclid_dist")
+            return self.scale * torch.cdist(
+                self.q @ factor, self.k @ factor, compute_mode="donot_use_mm_for_euclid_dist"
+            )
         if self.heads.rotary is None:
             return self.scale * torch.linalg.vector_norm(self.q @ factor, dim=-1, keepdim=True)
-        columns = [self.heads.turn(self.q, -number.expand(self.n)) @ factor for number in self.numbers]
-        return self.scale * torch.stack([torch.linalg.vector_norm(column, dim=-1) for column in columns], dim=-1)
+        columns = [
+            self.heads.turn(self.q, -number.expand(self.n)) @ factor for number in self.numbers
+        ]
+        return self.scale * torch.stack(
+            [torch.linalg.vector_norm(column, dim=-1) for column in columns], dim=-1
+        )
 
     def column_sums(self, factor: Float[Tensor, "h n m"] | float = 1.0) -> Float[Tensor, " h"]:
         r"""$\max_j w_j^{-1}\sum_i w_i P_{ij} \varphi_{ij}$."""
@@ -114,7 +133,9 @@ class Reading:
         return self.scale * self.heads.turn(self.heads.query.mT, at).mT
 
     def covariance_norms(self, importance: Float[Tensor, "h n"]) -> Float[Tensor, "h n"]:
-        r"""Upper bounds on $\|\mathrm{Cov}_i\|$: exact where cheap or where its root times `importance` is large, else Frobenius."""
+        r"""Upper bounds on $\|\mathrm{Cov}_i\|$: exact where cheap or where its root times
+        `importance` is large, else Frobenius.
+        """
         centred = self.x - self.x.mean(0)
         gram = (centred @ centred.mT).expand(self.heads.count, -1, -1)
         found = self._double_centred(gram, gram)
@@ -126,13 +147,19 @@ class Reading:
         return found
 
     def query_norms(self) -> Float[Tensor, "h n"]:
-        r"""Upper bounds on $\|C_i\|$ ($= \|\mathrm{Cov}_iA\|$ without rotary): exact where cheap or large, Frobenius elsewhere."""
+        r"""Upper bounds on $\|C_i\|$ ($= \|\mathrm{Cov}_iA\|$ without rotary): exact where cheap or
+        large, Frobenius elsewhere.
+        """
         if self.heads.rotary is None:
             read = self.scale * (self.k - self.k.mean(-2, keepdim=True)) @ self.heads.query
             centred = self.x - self.x.mean(0)
-            found = self._double_centred((centred @ centred.mT).expand(self.heads.count, -1, -1), read @ read.mT)
+            found = self._double_centred(
+                (centred @ centred.mT).expand(self.heads.count, -1, -1), read @ read.mT
+            )
         else:
-            found = torch.stack([self._query_frobenius(row) for row in range(self.n)], dim=-1) * (1 + SLACK)
+            found = torch.stack([self._query_frobenius(row) for row in range(self.n)], dim=-1) * (
+                1 + SLACK
+            )
         for head, row in self._chosen(found):
             exact = spectral_of_product(self._moved(row, head), self.query_turned(row)[head])
             found[head, row] = exact.clamp(max=found[head, row])
@@ -156,13 +183,21 @@ class Reading:
         best = size.topk(count, dim=-1).indices
         return [(head, int(row)) for head in range(size.shape[0]) for row in best[head]]
 
-    def _double_centred(self, left: Float[Tensor, "h n n"], right: Float[Tensor, "h n n"]) -> Float[Tensor, "h n"]:
-        r"""$\|\sum_j P_{ij}(x_j - m_i)y_j^T\|_F$ from the Gram matrices of x and y, rounding added."""
+    def _double_centred(
+        self, left: Float[Tensor, "h n n"], right: Float[Tensor, "h n n"]
+    ) -> Float[Tensor, "h n"]:
+        r"""$\|\sum_j P_{ij}(x_j - m_i)y_j^T\|_F$ from the Gram matrices of x and y, rounding
+        added.
+        """
         p = self.coupling
         both = torch.einsum("hij,hjk,hik->hi", p, left * right, p)
         to_left, to_right = p @ left, p @ right
         mean = (p * to_left * to_right).sum(-1)
         inner = (p * to_left).sum(-1) * (p * to_right).sum(-1)
-        size = (p @ left.diagonal(dim1=-2, dim2=-1)[..., None] * (p @ right.diagonal(dim1=-2, dim2=-1)[..., None]))[..., 0]
+        size = (
+            p
+            @ left.diagonal(dim1=-2, dim2=-1)[..., None]
+            * (p @ right.diagonal(dim1=-2, dim2=-1)[..., None])
+        )[..., 0]
         rounding = 8 * (self.n + self.heads.dim) * torch.finfo(p.dtype).eps * size
         return ((both - 2 * mean + inner).clamp(min=0) + rounding).sqrt() * (1 + SLACK)

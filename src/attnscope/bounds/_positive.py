@@ -1,4 +1,6 @@
-r"""Norms of non-negative matrices and sums without cancellation, in batches: what the bounds over a ball are made of."""
+r"""Norms of non-negative matrices and sums without cancellation, in batches: what the bounds over a
+ball are made of.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ TINY = 1e-200
 
 
 def largest_root(matrix: Float[Tensor, "*stack n n"]) -> Float[Tensor, "*stack"]:
-    r"""At least $\lambda_{max}$ of a symmetric non-negative matrix: $\max_i (Mx)_i/x_i$ for a positive $x$ (Collatz-Wielandt)."""
+    r"""At least $\lambda_{max}$ of a symmetric non-negative matrix: $\max_i (Mx)_i/x_i$ for a
+    positive $x$ (Collatz-Wielandt).
+    """
     fixed = matrix.detach()
     x = torch.ones_like(fixed[..., 0])
     for _ in range(STEPS):
@@ -32,7 +36,9 @@ def positive_norm(matrix: Float[Tensor, "*stack m n"]) -> Float[Tensor, "*stack"
     return ((_product(matrix.mT, _product(matrix, x)) / x).amax(-1) + TINY).sqrt() * (1 + SLACK)
 
 
-def _product(matrix: Float[Tensor, "*stack m n"], x: Float[Tensor, "*stack n"]) -> Float[Tensor, "*stack m"]:
+def _product(
+    matrix: Float[Tensor, "*stack m n"], x: Float[Tensor, "*stack n"]
+) -> Float[Tensor, "*stack m"]:
     """Much faster than `matmul` for many small matrices."""
     return (matrix * x[..., None, :]).sum(-1)
 
@@ -55,7 +61,9 @@ def fullest(
     low: Float[Tensor, "*stack n"],
     high: Float[Tensor, "*stack n"],
 ) -> Float[Tensor, "*stack"]:
-    r"""$\max\{\sum_j q_jc_j : l \le q \le u, \sum_j q_j = 1\}$: start at $l$, give the rest to the largest gains first (`order`)."""
+    r"""$\max\{\sum_j q_jc_j : l \le q \le u, \sum_j q_j = 1\}$: start at $l$, give the rest to the
+    largest gains first (`order`).
+    """
     room = (high - low).clamp(min=0).gather(-1, order)
     rest = (1 - low.sum(-1, keepdim=True)).clamp(min=0)
     extra = torch.minimum((rest - F.pad(room.cumsum(-1)[..., :-1], (1, 0))).clamp(min=0), room)

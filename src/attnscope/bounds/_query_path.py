@@ -1,7 +1,9 @@
-r"""Norms of the query path of every token, $D_i = \sum_hW_hC^h_iQ_h$ times the scale, without building it.
+r"""Norms of the query path of every token, $D_i = \sum_hW_hC^h_iQ_h$ times the scale, without
+building it.
 
-With $C = \mathrm{diag}(C_h)$, $E_i = C\,QQ^T C^T$ and $W = [W_h]^T[W_h]$ (both of the size of all heads together), $\|D_i\|^2$ is the
-largest eigenvalue of $W^{1/2}E_iW^{1/2}$: at most $t$ if $tW^{-1} - E_i$ has a Cholesky factor, one small factorisation per token.
+With $C = \mathrm{diag}(C_h)$, $E_i = C\,QQ^T C^T$ and $W = [W_h]^T[W_h]$ (both of the size of all
+heads together), $\|D_i\|^2$ is the largest eigenvalue of $W^{1/2}E_iW^{1/2}$: at most $t$ if
+$tW^{-1} - E_i$ has a Cholesky factor, one small factorisation per token.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ POWER_STEPS = 8
 REFINED = 96
 """Rows whose norm is proved by factorisation."""
 TRIALS = (1.06, 1.3, 2.0)
-"""Factors on the estimated eigenvalue that are tried; where none can be proved the Frobenius norm stays."""
+"""Factors on the estimated eigenvalue that are tried; where none can be proved the Frobenius norm
+stays.
+"""
 
 
 @final
@@ -41,8 +45,12 @@ class QueryPath:
         self.query_gram = heads.scale**2 * torch.einsum("had,gbd->hgab", heads.query, heads.query)
         self.sizes = heads.scale * spectral(output) * spectral(heads.query)
 
-    def norms(self, reading: Reading, value: Float[Tensor, "h n v"], importance: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        r"""Upper bounds on $\|D_i\|$: nearly exact for the most important rows, Frobenius norms for the others."""
+    def norms(
+        self, reading: Reading, value: Float[Tensor, "h n v"], importance: Float[Tensor, " n"]
+    ) -> Float[Tensor, " n"]:
+        r"""Upper bounds on $\|D_i\|$: nearly exact for the most important rows, Frobenius norms for
+        the others.
+        """
         k = reading.k - reading.k.mean(-2, keepdim=True)
         length = torch.linalg.vector_norm(value, dim=-1) * torch.linalg.vector_norm(k, dim=-1)
         size = torch.einsum("h,hij,hj->i", self.sizes, reading.coupling, length)
@@ -60,11 +68,18 @@ class QueryPath:
             squares.append(found)
         return (torch.cat(squares) + 1e-13 * size**2).sqrt() * (1 + SLACK) + 1e-12 * size
 
-    def _products(self, reading: Reading, value: Tensor, k: Tensor, part: slice) -> Float[Tensor, "r h m v"]:
+    def _products(
+        self, reading: Reading, value: Tensor, k: Tensor, part: slice
+    ) -> Float[Tensor, "r h m v"]:
         r"""$E_i$ for these rows, the columns of each head apart."""
         p = reading.coupling[:, part]
-        moved = [head @ (v[:, :, None] * key[:, None]).flatten(1) for head, v, key in zip(p, value, k, strict=True)]
-        c = torch.stack(moved, dim=1).unflatten(-1, (value.shape[-1], k.shape[-1])) - torch.einsum("hrv,hrk->rhvk", p @ value, p @ k)
+        moved = [
+            head @ (v[:, :, None] * key[:, None]).flatten(1)
+            for head, v, key in zip(p, value, k, strict=True)
+        ]
+        c = torch.stack(moved, dim=1).unflatten(-1, (value.shape[-1], k.shape[-1])) - torch.einsum(
+            "hrv,hrk->rhvk", p @ value, p @ k
+        )
         return torch.einsum("rhvk,hgkl->rghvl", c, self.query_gram).flatten(2, 3) @ c.mT
 
     def _by_heads(self, matrix: Float[Tensor, "m m"]) -> Float[Tensor, "h m v"]:
@@ -73,11 +88,15 @@ class QueryPath:
     def _together(self, products: Float[Tensor, "r h m v"]) -> Float[Tensor, "r m m"]:
         return products.transpose(1, 2).flatten(2)
 
-    def _sharper(self, products: Float[Tensor, "r m m"], found: Float[Tensor, " r"]) -> Float[Tensor, " r"]:
+    def _sharper(
+        self, products: Float[Tensor, "r m m"], found: Float[Tensor, " r"]
+    ) -> Float[Tensor, " r"]:
         r"""The smaller of `found` and a $t$ near $\|D_i\|^2$ for which the factorisation exists."""
         x = products.diagonal(dim1=-2, dim2=-1)
         for _ in range(POWER_STEPS):
-            x = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+            x = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(
+                min=torch.finfo(x.dtype).tiny
+            )
             x = (products @ x[..., None])[..., 0] @ self.gram
         guess = torch.linalg.vector_norm(x, dim=-1)
         for row, product in enumerate(products):
@@ -85,7 +104,10 @@ class QueryPath:
                 trial = factor * guess[row]
                 if trial >= found[row]:
                     break
-                if int(torch.linalg.cholesky_ex(torch.sub(trial * self.inverse, product)).info) == 0:
+                if (
+                    int(torch.linalg.cholesky_ex(torch.sub(trial * self.inverse, product)).info)
+                    == 0
+                ):
                     found[row] = torch.minimum(found[row], trial * (1 + MARGIN))
                     break
         return found

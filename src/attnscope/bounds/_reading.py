@@ -1,8 +1,9 @@
 r"""A softmax-like layer at one input, as the bounds over a ball around it need it.
 
-Up to a constant of the row, scores are $s_{ij} = \langle Ax_i + v, x_j\rangle - \frac12\langle Mx_j, x_j\rangle + c_{ij}$.
-Dot products have $M = 0$, L2 attention has $A = 2sK^TQ$, $M = 2sK^TK$, $v = 2sK^T(b_Q - b_K)$. Their gradient in the key token is
-$\kappa_{ij} = Ax_i + v - Mx_j$, in the query token $A^Tx_j$ up to a constant of the row.
+Up to a constant of the row, scores are $s_{ij} = \langle Ax_i + v, x_j\rangle - \frac12\langle
+Mx_j, x_j\rangle + c_{ij}$. Dot products have $M = 0$, L2 attention has $A = 2sK^TQ$, $M = 2sK^TK$,
+$v = 2sK^T(b_Q - b_K)$. Their gradient in the key token is $\kappa_{ij} = Ax_i + v - Mx_j$, in the
+query token $A^Tx_j$ up to a constant of the row.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from attnscope.measures import Particles
 @final
 @dataclass(frozen=True, eq=False)
 class Layer:
-    r"""The matrices of every head and their norms. `c` is $C_h = W_hV_h$; `m` is None for dot products."""
+    r"""The matrices of every head and their norms. `c` is $C_h = W_hV_h$; `m` is None for dot
+    products.
+    """
 
     a: Float[Tensor, "h d d"]
     c: Float[Tensor, "h d d"]
@@ -43,11 +46,21 @@ class Layer:
         a, c = factor * heads.a, heads.values
         m = 2 * heads.scale * heads.key.mT @ heads.key if distance else None
         zero = torch.zeros_like(a[:, 0, 0])
-        return cls(a, c, factor * _shift(heads, distance), m, spectral(a), spectral(c), zero if m is None else spectral(m))
+        return cls(
+            a,
+            c,
+            factor * _shift(heads, distance),
+            m,
+            spectral(a),
+            spectral(c),
+            zero if m is None else spectral(m),
+        )
 
     @property
     def key_norms(self) -> tuple[Float[Tensor, " h"], Float[Tensor, " h"]]:
-        r"""By how much $\kappa_{ij}$ can grow per unit of movement, for $i \ne j$ and for $i = j$: $\|[A, -M]\|$ and $\|A - M\|$."""
+        r"""By how much $\kappa_{ij}$ can grow per unit of movement, for $i \ne j$ and for $i = j$:
+        $\|[A, -M]\|$ and $\|A - M\|$.
+        """
         if self.m is None:
             return self.a_norm, self.a_norm
         return spectral(torch.cat([self.a, -self.m], dim=-1)), spectral(self.a - self.m)
@@ -64,9 +77,11 @@ def _shift(heads: Heads, distance: bool) -> Float[Tensor, "h d"]:
 @final
 @dataclass(frozen=True, eq=False)
 class Reading:
-    r"""Coupling and distances at the input. Vectors of token j are centred where only differences of tokens matter.
+    r"""Coupling and distances at the input. Vectors of token j are centred where only differences
+    of tokens matter.
 
-    `query` are the rows $A^T(x_j - \bar x)$, `key` the rows $Ax_i + v$, `own` the rows $\kappa_{ii}$, `value` the rows $C(x_j - \bar x)$.
+    `query` are the rows $A^T(x_j - \bar x)$, `key` the rows $Ax_i + v$, `own` the rows
+    $\kappa_{ii}$, `value` the rows $C(x_j - \bar x)$.
     """
 
     layer: Layer
@@ -97,13 +112,19 @@ class Reading:
         p = log_p.exp()
         tokens = x[..., None, :, :]
         centred = tokens - tokens.mean(-2, keepdim=True)
-        query, key, value = centred @ layer.a, tokens @ layer.a.mT + layer.shift[:, None], centred @ layer.c.mT
+        query, key, value = (
+            centred @ layer.a,
+            tokens @ layer.a.mT + layer.shift[:, None],
+            centred @ layer.c.mT,
+        )
         own, kappa = key, torch.linalg.vector_norm(key, dim=-1, keepdim=True)
         if layer.m is not None:
             turned = tokens @ layer.m
             own, kappa = key - turned, distances(key, turned)
         y, b = distances(p @ query, query), distances(p @ value, value)
-        return cls(layer, x, log_p, p, allowed, query, key, own, value, kappa, y, b, falling(y), falling(b))
+        return cls(
+            layer, x, log_p, p, allowed, query, key, own, value, kappa, y, b, falling(y), falling(b)
+        )
 
     @property
     def n(self) -> int:

@@ -1,8 +1,9 @@
-r"""Sigmoid attention at one input and over a ball around it: every score moves alone, nothing is normalised.
+r"""Sigmoid attention at one input and over a ball around it: every score moves alone, nothing is
+normalised.
 
-$F(X)_i = rx_i + \sum_h\sum_j\varsigma\,\sigma(s_{ij})(C_hx_j + c_h)$, $\varsigma$ the mass of a token, and
-$s_{ij} = \langle Ax_i + v, x_j\rangle + \langle w, x_i\rangle + c_{ij}$. Gradients of a score: $\kappa_i = Ax_i + v$ in the key token,
-$\eta_j = A^Tx_j + w$ in the query token.
+$F(X)_i = rx_i + \sum_h\sum_j\varsigma\,\sigma(s_{ij})(C_hx_j + c_h)$, $\varsigma$ the mass of a
+token, and $s_{ij} = \langle Ax_i + v, x_j\rangle + \langle w, x_i\rangle + c_{ij}$. Gradients of a
+score: $\kappa_i = Ax_i + v$ in the key token, $\eta_j = A^Tx_j + w$ in the query token.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ ROUNDING = 1e-12
 @final
 @dataclass(frozen=True, eq=False)
 class SigmoidReading:
-    r"""`key` are the rows $\kappa_i$, `query` the rows $\eta_j$, `value` the rows $C_hx_j + c_h$, `p` is $\varsigma\sigma(s)$."""
+    r"""`key` are the rows $\kappa_i$, `query` the rows $\eta_j$, `value` the rows $C_hx_j + c_h$,
+    `p` is $\varsigma\sigma(s)$.
+    """
 
     x: Float[Tensor, "b n d"]
     a: Float[Tensor, "h d d"]
@@ -59,7 +62,11 @@ class SigmoidReading:
         )
         offset = heads.values.new_zeros(heads.count, heads.dim)
         if heads.value_bias is not None:
-            offset = heads.value_bias if heads.output is None else (heads.output @ heads.value_bias[..., None])[..., 0]
+            offset = (
+                heads.value_bias
+                if heads.output is None
+                else (heads.output @ heads.value_bias[..., None])[..., 0]
+            )
         return cls(
             x=x,
             a=a,
@@ -80,7 +87,8 @@ class SigmoidReading:
 @final
 @dataclass(frozen=True, eq=False)
 class SigmoidBall:
-    r"""`slope` bounds $|P'_{ij} - P_{ij}|$ over the ball, `steep` $\varsigma\sigma'$, `bend_low` and `bend_high` $\varsigma\sigma''$.
+    r"""`slope` bounds $|P'_{ij} - P_{ij}|$ over the ball, `steep` $\varsigma\sigma'$, `bend_low`
+    and `bend_high` $\varsigma\sigma''$.
 
     `b`, `y`, `kappa` bound $|C x'_j + c|$, $|\eta'_j|$ and $|\kappa'_i|$.
     """
@@ -103,21 +111,43 @@ class SigmoidBall:
         slope = torch.maximum(_difference(high, reading.scores), _difference(reading.scores, low))
         steep = torch.where((low < 0) & (high > 0), 0.25, torch.maximum(_first(low), _first(high)))
         bend_high = torch.maximum(_second(low), _second(high))
-        bend_high = torch.where((low < -STEEPEST) & (high > -STEEPEST), SIGMOID_CURVATURE, bend_high)
+        bend_high = torch.where(
+            (low < -STEEPEST) & (high > -STEEPEST), SIGMOID_CURVATURE, bend_high
+        )
         bend_low = torch.minimum(_second(low), _second(high))
         bend_low = torch.where((low < STEEPEST) & (high > STEEPEST), -SIGMOID_CURVATURE, bend_low)
         length = radius[..., 0]
-        sizes = [torch.linalg.vector_norm(rows, dim=-1) for rows in (reading.value, reading.query, reading.key)]
-        norms = [norm[:, None] * length for norm in (reading.c_norm, reading.a_norm, reading.a_norm)]
+        sizes = [
+            torch.linalg.vector_norm(rows, dim=-1)
+            for rows in (reading.value, reading.query, reading.key)
+        ]
+        norms = [
+            norm[:, None] * length for norm in (reading.c_norm, reading.a_norm, reading.a_norm)
+        ]
         b, y, kappa = (size + norm for size, norm in zip(sizes, norms, strict=True))
         noise = ROUNDING * reading.mass
-        return cls(reading, eps, slope * mass, steep * mass, bend_low * mass - noise, bend_high * mass + noise, b, y, kappa)
+        return cls(
+            reading,
+            eps,
+            slope * mass,
+            steep * mass,
+            bend_low * mass - noise,
+            bend_high * mass + noise,
+            b,
+            y,
+            kappa,
+        )
 
 
 def _radius(reading: SigmoidReading, radius: Float[Tensor, "b 1 1 1"]) -> Float[Tensor, "b h n n"]:
     r"""At least $|s'_{ij} - s_{ij}|$."""
-    key, query = (torch.linalg.vector_norm(rows, dim=-1).square() for rows in (reading.key, reading.query))
-    off = radius * (key[..., :, None] + query[..., None, :] + 1e-200).sqrt() + radius**2 * reading.a_norm[:, None, None] / 2
+    key, query = (
+        torch.linalg.vector_norm(rows, dim=-1).square() for rows in (reading.key, reading.query)
+    )
+    off = (
+        radius * (key[..., :, None] + query[..., None, :] + 1e-200).sqrt()
+        + radius**2 * reading.a_norm[:, None, None] / 2
+    )
     own = torch.linalg.vector_norm(reading.key + reading.query, dim=-1)[..., None]
     on = radius * own + radius**2 * reading.own_norm[:, None, None]
     eye = torch.eye(reading.p.shape[-1], dtype=torch.bool, device=radius.device)

@@ -1,4 +1,5 @@
-r"""L2 attention with tied queries and keys, values read through the same projection: Lipschitz on the whole space for each n [kim21].
+r"""L2 attention with tied queries and keys, values read through the same projection: Lipschitz on
+the whole space for each n [kim21].
 
 With $z = Qx$, $V = UQ$, logits $-\beta|z_i - z_j|^2$: $\mathrm{Lip} \le \|U\|\|Q\|\Lambda_n$,
 $\Lambda_n = (2n)^{1/4} + 2\sqrt{c_n\tau_n} + 2c_n$, $c_n = W_0((n-1)/e)$.
@@ -24,11 +25,25 @@ FACTORS = 1e-12
 
 
 def tied_bounds(attention: L2, n: int, crowd: float) -> list[Bound]:
-    """The global bound, where queries and keys are tied, values factor and tokens weigh the same."""
+    """The global bound, where queries and keys are tied, values factor and tokens weigh the
+    same.
+    """
     if not is_tied(attention.heads) or crowd > n * (1 + 1e-9) or reads(attention.heads) is None:
         return []
-    value = tied_combine(attention.heads, torch.full((attention.heads.count,), growth(n, attention.causal), dtype=torch.float64))
-    return [Bound(value, "upper", "proved", "L2-global", "after kim21", f"{n} tokens of equal weight anywhere in space")]
+    value = tied_combine(
+        attention.heads,
+        torch.full((attention.heads.count,), growth(n, attention.causal), dtype=torch.float64),
+    )
+    return [
+        Bound(
+            value,
+            "upper",
+            "proved",
+            "L2-global",
+            "after kim21",
+            f"{n} tokens of equal weight anywhere in space",
+        )
+    ]
 
 
 def is_tied(heads: Heads) -> bool:
@@ -43,11 +58,17 @@ def reads(heads: Heads) -> Float[Tensor, "h v k"] | None:
     r"""$U_h = V_hQ_h^+$ when $V_h = U_hQ_h$ for every head, None otherwise."""
     u = heads.value @ torch.linalg.pinv(heads.query)
     off = torch.linalg.matrix_norm(heads.value - u @ heads.query)
-    return u if bool((off <= FACTORS * torch.linalg.matrix_norm(heads.value) * heads.dim).all()) else None
+    return (
+        u
+        if bool((off <= FACTORS * torch.linalg.matrix_norm(heads.value) * heads.dim).all())
+        else None
+    )
 
 
 def tied_combine(heads: Heads, single: Float[Tensor, " h"]) -> float:
-    r"""$\min(\sum_h \|W_hU_h\|\|Q_h\|\lambda_h, \|W_O\|(\sum_h\|U_h\|^2\|Q_h\|^2\lambda_h^2)^{1/2})$."""
+    r"""$\min(\sum_h \|W_hU_h\|\|Q_h\|\lambda_h,
+    \|W_O\|(\sum_h\|U_h\|^2\|Q_h\|^2\lambda_h^2)^{1/2})$.
+    """
     u = reads(heads)
     assert u is not None
     through = spectral(heads.query) * single.to(heads.query.device)

@@ -1,8 +1,10 @@
-r"""B1-S: norms of all blocks of the Jacobian of a softmax layer from small factors, never an n x n array of d x d blocks.
+r"""B1-S: norms of all blocks of the Jacobian of a softmax layer from small factors, never an n x n
+array of d x d blocks.
 
-A block is $J_{ij} = M(p_{ij}) + X_{ij}Y_i^T + \delta_{ij}D_i$: value path, key path of rank at most H, query path, with
-$p_{ij} = (P^h_{ij})_h$, $X_{ij} = [W_ha^h_{ij}]_h$, $a^h_{ij} = P^h_{ij}(v_j - o_i)$, $Y_i = [\kappa^h_i]_h$. Then
-$\|J_{ij}\| \le \min(g + k, (g^2 + 2\chi + k^2)^{1/2})$ off the diagonal, $g \ge \|M(p)\|$, $k \ge \|XY^T\|$, $\chi \ge \|M(p)YX^T\|$.
+A block is $J_{ij} = M(p_{ij}) + X_{ij}Y_i^T + \delta_{ij}D_i$: value path, key path of rank at most
+H, query path, with $p_{ij} = (P^h_{ij})_h$, $X_{ij} = [W_ha^h_{ij}]_h$, $a^h_{ij} = P^h_{ij}(v_j -
+o_i)$, $Y_i = [\kappa^h_i]_h$. Then $\|J_{ij}\| \le \min(g + k, (g^2 + 2\chi + k^2)^{1/2})$ off the
+diagonal, $g \ge \|M(p)\|$, $k \ge \|XY^T\|$, $\chi \ge \|M(p)YX^T\|$.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ MOST_HEADS = 16
 class BlockNorms:
     """The constants of a softmax layer behind B1-S: build once, use on every input.
 
-    `examples` are inputs of the layer whose attention vectors choose the head mixtures with exactly known norms. Any choice,
-    or none, gives a valid bound; inputs like the ones to come give a better one.
+    `examples` are inputs of the layer whose attention vectors choose the head mixtures with exactly
+    known norms. Any choice, or none, gives a valid bound; inputs like the ones to come give a
+    better one.
     """
 
     def __init__(self, attention: Softmax, examples: Sequence[Particles] = ()) -> None:
@@ -41,8 +44,10 @@ class BlockNorms:
             raise TypeError(f"BlockNorms needs a Softmax attention, got {described(attention)}.")
         if not serves(attention):
             raise ValueError(
-                f"BlockNorms serves up to {MOST_HEADS} heads without rotary embedding, got {attention.heads.count} heads"
-                f"{' with rotary embedding' if attention.heads.rotary is not None else ''}. smoothness(attention, mu) has B1-T for these."
+                f"BlockNorms serves up to {MOST_HEADS} heads without rotary embedding, got"
+                f" {attention.heads.count}"
+                f" heads{' with rotary embedding' if attention.heads.rotary is not None else ''}."
+                " smoothness(attention, mu) has B1-T for these."
             )
         self.attention = attention.to(torch.float64)
         heads = self.attention.heads
@@ -59,7 +64,9 @@ class BlockNorms:
         return self.bound(Reading.of(self.attention, mu.to(torch.float64)))
 
     def check_fits(self, attention: object) -> None:
-        """Refuse an attention with rotary embedding, or whose matrices are not the ones that these constants were made of."""
+        """Refuse an attention with rotary embedding, or whose matrices are not the ones that these
+        constants were made of.
+        """
         mine = self.attention.heads
         fits = isinstance(attention, Softmax) and (
             serves(attention)
@@ -69,10 +76,17 @@ class BlockNorms:
             and torch.equal(outputs(attention.heads), self.output)
         )
         if not fits:
-            raise ValueError("blocks was built for other heads than these. Build it with BlockNorms(attention, examples).")
+            raise ValueError(
+                "blocks was built for other heads than these. Build it with BlockNorms(attention,"
+                " examples)."
+            )
 
     def bound(self, reading: Reading) -> Bound:
-        return reading.bound(perron(weighted(reading, self.blocks(reading))), "B1-S", "block norms from small factors")
+        return reading.bound(
+            perron(weighted(reading, self.blocks(reading))),
+            "B1-S",
+            "block norms from small factors",
+        )
 
     def blocks(self, reading: Reading) -> Float[Tensor, "n n"]:
         r"""Upper bounds on all $\|J_{ij}\|$."""
@@ -95,14 +109,18 @@ class _Paths:
         self.mean = reading.coupling @ value
         self.written = torch.einsum("hgab,gnb->hgna", layer.write_gram, value)
         self.values_squared = torch.einsum("hna,hgna->hgn", value, self.written)
-        self.means_squared = torch.einsum("hna,hgab,gnb->hgn", self.mean, layer.write_gram, self.mean)
+        self.means_squared = torch.einsum(
+            "hna,hgab,gnb->hgn", self.mean, layer.write_gram, self.mean
+        )
         heads = reading.heads
         self.rounding = 16 * heads.count * (value.shape[-1] + 8) * torch.finfo(value.dtype).eps
 
     def blocks(self) -> Float[Tensor, "n n"]:
         n, heads = self.reading.n, self.reading.heads
         rows = max(1, ROW_ENTRIES // (heads.count**2 * max(n, heads.dim)))
-        return torch.cat([self._rows(slice(start, min(start + rows, n))) for start in range(0, n, rows)])
+        return torch.cat(
+            [self._rows(slice(start, min(start + rows, n))) for start in range(0, n, rows)]
+        )
 
     def _rows(self, part: slice) -> Float[Tensor, "r n"]:
         p = self.reading.coupling[:, part].permute(1, 2, 0)
@@ -116,12 +134,22 @@ class _Paths:
     def _gram(self, p: Float[Tensor, "r n h"], part: slice) -> Float[Tensor, "r n h h"]:
         r"""$X_{ij}^TX_{ij}$, its rounding added to the diagonal."""
         cross = torch.einsum("hra,hgna->hgrn", self.mean[:, part], self.written)
-        gram = self.values_squared[:, :, None] + self.means_squared[:, :, part, None] - cross - cross.transpose(0, 1)
-        size = torch.einsum("hhn->hn", self.values_squared)[:, None] + torch.einsum("hhr->hr", self.means_squared[:, :, part])[..., None]
+        gram = (
+            self.values_squared[:, :, None]
+            + self.means_squared[:, :, part, None]
+            - cross
+            - cross.transpose(0, 1)
+        )
+        size = (
+            torch.einsum("hhn->hn", self.values_squared)[:, None]
+            + torch.einsum("hhr->hr", self.means_squared[:, :, part])[..., None]
+        )
         torch.einsum("hhrn->hrn", gram).add_(self.rounding * size)
         return gram.permute(2, 3, 0, 1) * (p[..., :, None] * p[..., None, :])
 
-    def _key(self, gram: Float[Tensor, "r n h h"], kappa: Float[Tensor, "r d h"]) -> Float[Tensor, "r n"]:
+    def _key(
+        self, gram: Float[Tensor, "r n h h"], kappa: Float[Tensor, "r d h"]
+    ) -> Float[Tensor, "r n"]:
         r"""$\|X_{ij}Y_i^T\|_{S8} = (\mathrm{tr}\,(RG_XR^T)^4)^{1/8}$, $Y_i = UR$."""
         r = torch.linalg.qr(kappa, mode="r").R.mT
         rows, n, heads, _ = gram.shape
@@ -129,18 +157,30 @@ class _Paths:
         small = (once.reshape(rows, -1, heads) @ r).unflatten(1, (n, r.shape[-1]))
         return torch.linalg.matrix_norm(small @ small) ** 0.25
 
-    def _cross(self, p: Float[Tensor, "r n h"], gram: Float[Tensor, "r n h h"], kappa: Float[Tensor, "r d h"]) -> Float[Tensor, "r n"]:
+    def _cross(
+        self,
+        p: Float[Tensor, "r n h"],
+        gram: Float[Tensor, "r n h h"],
+        kappa: Float[Tensor, "r d h"],
+    ) -> Float[Tensor, "r n"]:
         r"""$\|M(p)Y_iX_{ij}^T\|_{S8}$ from $G_X$ and the Gram matrix of $M(p)Y_i$."""
         heads = self.reading.heads
-        moved = torch.einsum("gdv,rgvh->rghd", self.layer.output, torch.einsum("gve,reh->rgvh", heads.value, kappa))
+        moved = torch.einsum(
+            "gdv,rgvh->rghd", self.layer.output, torch.einsum("gve,reh->rgvh", heads.value, kappa)
+        )
         flat = moved.flatten(1, 2)
         pairs, h = self.layer.mixtures.pairs, heads.count
-        both = (flat @ flat.mT).unflatten(1, (h, h)).unflatten(-1, (h, h)).transpose(2, 3)  # r g g' h h'
+        both = (
+            (flat @ flat.mT).unflatten(1, (h, h)).unflatten(-1, (h, h)).transpose(2, 3)
+        )  # r g g' h h'
         both = both + both.permute(0, 2, 1, 3, 4)
         halved = torch.where(pairs[0] == pairs[1], 0.5, 1.0).to(p)
         table = (both[:, pairs[0], pairs[1]] * halved[:, None, None]).flatten(2)
         mixed = ((p[..., pairs[0]] * p[..., pairs[1]]) @ table).unflatten(-1, (h, h))
-        size = torch.linalg.matrix_norm(gram) * (p @ torch.linalg.matrix_norm(moved)[..., None])[..., 0] ** 2
+        size = (
+            torch.linalg.matrix_norm(gram)
+            * (p @ torch.linalg.matrix_norm(moved)[..., None])[..., 0] ** 2
+        )
         product = gram @ mixed
         error = 1e-13 * size
         trace = ((twice := product @ product) * twice.mT).sum((-2, -1)).clamp(min=0)

@@ -1,9 +1,10 @@
-r"""Bounds from the d x d blocks of the Jacobian: $\|J\| \le \|N\|$ for every matrix with $N_{ij} \ge \|J_{ij}\|$.
+r"""Bounds from the d x d blocks of the Jacobian: $\|J\| \le \|N\|$ for every matrix with $N_{ij}
+\ge \|J_{ij}\|$.
 
-$J_{ij} = \sum_h P^h_{ij}W_h(V_h + (v_j - o_i)\kappa_{ij}^T) + \delta_{ij}D_i$,
-$D_i = \sum_hW_h\sum_jP^h_{ij}(v_j - o_i)(\partial_1 s_{ij})^T$.
-Here: exact block norms (B1) for small problems and the triangle inequality over heads (B1-T) for any.
-`BlockNorms` is the sharp one for large problems.
+$J_{ij} = \sum_h P^h_{ij}W_h(V_h + (v_j - o_i)\kappa_{ij}^T) + \delta_{ij}D_i$, $D_i =
+\sum_hW_h\sum_jP^h_{ij}(v_j - o_i)(\partial_1 s_{ij})^T$. Here: exact block norms (B1) for small
+problems and the triangle inequality over heads (B1-T) for any. `BlockNorms` is the sharp one for
+large problems.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def exact_blocks(reading: Reading) -> Float[Tensor, "n n"]:
 
 
 def triangle_blocks(reading: Reading) -> Float[Tensor, "n n"]:
-    r"""$N_{ij} = \sum_hP^h_{ij}(\|W_hV_h\| + |W_h(v_j - o_i)||\kappa^h_{ij}|) + \delta_{ij}\sum_h\|D^h_i\|_F$."""
+    r"""$N_{ij} = \sum_hP^h_{ij}(\|W_hV_h\| + |W_h(v_j - o_i)||\kappa^h_{ij}|) +
+    \delta_{ij}\sum_h\|D^h_i\|_F$.
+    """
     p, value = reading.coupling, values(reading)
     factor = torch.linalg.qr(outputs(reading.heads), mode="r").R
     seen = value @ factor.mT
@@ -54,13 +57,21 @@ def triangle_blocks(reading: Reading) -> Float[Tensor, "n n"]:
     right = torch.linalg.qr(reading.heads.query.mT, mode="r").R.mT  # |M Q| = |M right| for every M
     for row in range(reading.n):
         deviation = seen - p[:, row, None] @ seen
-        turned = right.mT if reading.heads.rotary is None else reading.heads.turn(right.mT, reading.numbers[row].expand(right.shape[-1]))
+        turned = (
+            right.mT
+            if reading.heads.rotary is None
+            else reading.heads.turn(right.mT, reading.numbers[row].expand(right.shape[-1]))
+        )
         query = (p[:, row, :, None] * deviation).mT @ reading.k @ turned.mT
-        blocks[row, row] += reading.scale * float(torch.linalg.matrix_norm(query).sum()) * (1 + SLACK)
+        blocks[row, row] += (
+            reading.scale * float(torch.linalg.matrix_norm(query).sum()) * (1 + SLACK)
+        )
     return weighted(reading, blocks)
 
 
-def query_block(reading: Reading, value: Float[Tensor, "h n v"], output: Float[Tensor, "h d v"], row: int) -> Float[Tensor, "d d"]:
+def query_block(
+    reading: Reading, value: Float[Tensor, "h n v"], output: Float[Tensor, "h d v"], row: int
+) -> Float[Tensor, "d d"]:
     r"""$D_i = \sum_hW_h\sum_jP_{ij}(v_j - o_i)k_j^T\,$ scale $\mathrm{Rot}_iQ_h$."""
     p = reading.coupling[:, row]
     deviation = p[..., None] * (value - (p[:, None] @ value))
@@ -76,7 +87,9 @@ def outputs(heads: Heads) -> Float[Tensor, "h d v"]:
     """The output matrices, identities when the heads are summed."""
     if heads.output is not None:
         return heads.output
-    return torch.eye(heads.dim, dtype=heads.query.dtype, device=heads.query.device).expand(heads.count, -1, -1)
+    return torch.eye(heads.dim, dtype=heads.query.dtype, device=heads.query.device).expand(
+        heads.count, -1, -1
+    )
 
 
 def weighted(reading: Reading, blocks: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:

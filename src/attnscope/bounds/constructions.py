@@ -1,7 +1,8 @@
-r"""Inputs at which attention is provably not smooth: each builds its tokens and the lower bound that holds there.
+r"""Inputs at which attention is provably not smooth: each builds its tokens and the lower bound
+that holds there.
 
-One rare token $y$ and a bulk of equal tokens $q$. Every bulk token reads y with weight $\alpha$, so moving y alone moves them all by
-$\alpha V(I + (1-\alpha)(y-q)(Aq)^T)$ [castin24, Prop. 3.4].
+One rare token $y$ and a bulk of equal tokens $q$. Every bulk token reads y with weight $\alpha$, so
+moving y alone moves them all by $\alpha V(I + (1-\alpha)(y-q)(Aq)^T)$ [castin24, Prop. 3.4].
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ class Construction(NamedTuple):
     bound: Bound
 
 
-def two_clusters(attention: Attention, n: int, bulk: Float[Tensor, " d"], rare: Float[Tensor, " d"]) -> Construction:
-    r"""U2'': $\sqrt{n-1}\,\alpha\|V(I + (1-\alpha)(y-q)(Aq)^T)\|$, $\alpha = 1/(1 + (n-1)e^{-\langle Aq, y-q\rangle})$."""
+def two_clusters(
+    attention: Attention, n: int, bulk: Float[Tensor, " d"], rare: Float[Tensor, " d"]
+) -> Construction:
+    r"""U2'': $\sqrt{n-1}\,\alpha\|V(I + (1-\alpha)(y-q)(Aq)^T)\|$, $\alpha = 1/(1 +
+    (n-1)e^{-\langle Aq, y-q\rangle})$.
+    """
     head = _Head(attention, causal=False)
     _check_count(n)
     for name, token in (("bulk", bulk), ("rare", rare)):
@@ -39,13 +44,17 @@ def two_clusters(attention: Attention, n: int, bulk: Float[Tensor, " d"], rare: 
         check_shape(name, token, (attention.heads.dim,), "one token")
     bulk, rare = head.rounded(bulk), head.rounded(rare)
     gain = math.sqrt(n - 1) * float(spectral(head.column(bulk, rare, head.share(n, bulk, rare))))
-    return Construction(head.tokens(n, bulk, rare), _lower("U2''", gain, "castin24, Prop. 3.4 for any two clusters"))
+    return Construction(
+        head.tokens(n, bulk, rare), _lower("U2''", gain, "castin24, Prop. 3.4 for any two clusters")
+    )
 
 
 def opposite(attention: Attention, n: int, radius: float) -> Construction:
-    r"""U2: bulk and rare token along an eigenvector u of A; $\sqrt{n-1}\,\alpha(1 + 2\gamma R^2(1-\alpha))\,|Vu|$, the exact gain along u.
+    r"""U2: bulk and rare token along an eigenvector u of A; $\sqrt{n-1}\,\alpha(1 + 2\gamma
+    R^2(1-\alpha))\,|Vu|$, the exact gain along u.
 
-    $\gamma = \max(-\gamma_{min}, \gamma_{max}/8)$ over the real eigenvalues of A, $\alpha = 1/(1 + (n-1)e^{-2\gamma R^2})$.
+    $\gamma = \max(-\gamma_{min}, \gamma_{max}/8)$ over the real eigenvalues of A, $\alpha = 1/(1 +
+    (n-1)e^{-2\gamma R^2})$.
     """
     head = _Head(attention, causal=False)
     _check_count(n)
@@ -55,18 +64,26 @@ def opposite(attention: Attention, n: int, radius: float) -> Construction:
 
 
 def oblique(attention: Attention, n: int, radius: float) -> Construction:
-    r"""U2': bulk $Ru$, rare token $R\,Au/|Au|$, $\Delta = R^2\max_{|u|\le1}(|Au| - \langle u, Au\rangle)$, for every $A \ne 0$.
+    r"""U2': bulk $Ru$, rare token $R\,Au/|Au|$, $\Delta = R^2\max_{|u|\le1}(|Au| - \langle u,
+    Au\rangle)$, for every $A \ne 0$.
 
-    $\sqrt{n-1}\,\alpha(1 + (1-\alpha)\Delta)$ when V = I. The maximum is searched by ascent: any u gives a valid bound.
+    $\sqrt{n-1}\,\alpha(1 + (1-\alpha)\Delta)$ when V = I. The maximum is searched by ascent: any u
+    gives a valid bound.
     """
     head = _Head(attention, causal=False)
     _check_count(n)
     check_positive("radius", radius)
     u = head.most_oblique()
     moved = head.a @ u
-    bulk, rare = head.rounded(radius * u), head.rounded(radius * moved / torch.linalg.vector_norm(moved))
+    bulk, rare = (
+        head.rounded(radius * u),
+        head.rounded(radius * moved / torch.linalg.vector_norm(moved)),
+    )
     gain = math.sqrt(n - 1) * float(spectral(head.column(bulk, rare, head.share(n, bulk, rare))))
-    return Construction(head.tokens(n, bulk, rare), _lower("U2'", gain, "castin24, Prop. 3.4 without real eigenvalues"))
+    return Construction(
+        head.tokens(n, bulk, rare),
+        _lower("U2'", gain, "castin24, Prop. 3.4 without real eigenvalues"),
+    )
 
 
 def unbalanced(attention: Attention, radius: float, t: float = 1.0) -> Construction:
@@ -78,9 +95,14 @@ def unbalanced(attention: Attention, radius: float, t: float = 1.0) -> Construct
     check_positive("t", t)
     bulk, rare, u = head.along_eigenvector(radius)
     lead = (head.a @ bulk) @ (rare - bulk)
-    weights = torch.stack([torch.sigmoid(-lead - math.log(t)), torch.sigmoid(lead + math.log(t))]).to(head.dtype)
+    weights = torch.stack(
+        [torch.sigmoid(-lead - math.log(t)), torch.sigmoid(lead + math.log(t))]
+    ).to(head.dtype)
     if weights[0] == 0:
-        raise ValueError(f"radius {radius:.6g} makes the mass of the rare token vanish in {head.dtype}. Use a smaller radius.")
+        raise ValueError(
+            f"radius {radius:.6g} makes the mass of the rare token vanish in {head.dtype}. Use a"
+            " smaller radius."
+        )
     mu = Particles(torch.stack([rare, bulk]).to(head.dtype), weights)
     odds = float(weights[1].double() / weights[0].double())
     alpha = float(torch.sigmoid(lead - math.log(odds)))
@@ -91,13 +113,19 @@ def unbalanced(attention: Attention, radius: float, t: float = 1.0) -> Construct
 def rare_first(attention: Attention, n: int, radius: float) -> Construction:
     r"""K2: the tokens of U2 under a causal mask, rare token first.
 
-    $|Vu|(1 + \sum_{i\ge2}\alpha_i^2(1 + 2\gamma R^2(1-\alpha_i))^2)^{1/2}$, $\alpha_i = 1/(1 + (i-1)e^{-2\gamma R^2})$.
+    $|Vu|(1 + \sum_{i\ge2}\alpha_i^2(1 + 2\gamma R^2(1-\alpha_i))^2)^{1/2}$, $\alpha_i = 1/(1 +
+    (i-1)e^{-2\gamma R^2})$.
     """
     head = _Head(attention, causal=True)
     _check_count(n)
     bulk, rare, u = head.along_eigenvector(radius)
-    gains = [_length(head.v @ u)] + [_length(head.column(bulk, rare, head.share(i, bulk, rare)) @ u) for i in range(2, n + 1)]
-    return Construction(head.tokens(n, bulk, rare), _lower("K2", math.hypot(*gains), "castin24, Prop. 3.4 under a causal mask"))
+    gains = [_length(head.v @ u)] + [
+        _length(head.column(bulk, rare, head.share(i, bulk, rare)) @ u) for i in range(2, n + 1)
+    ]
+    return Construction(
+        head.tokens(n, bulk, rare),
+        _lower("K2", math.hypot(*gains), "castin24, Prop. 3.4 under a causal mask"),
+    )
 
 
 class _Head:
@@ -107,11 +135,15 @@ class _Head:
         heads = attention.heads if isinstance(attention, Softmax) else None
         if heads is None or heads.count != 1 or heads.positional or heads.query_bias is not None:
             raise ValueError(
-                f"the constructions are for Softmax attention with one head and no query bias, rotary embedding or position bias, "
-                f"got {described(attention)}. Take one head with heads.select(number)."
+                "the constructions are for Softmax attention with one head and no query bias,"
+                f" rotary embedding or position bias, got {described(attention)}. Take one head"
+                " with heads.select(number)."
             )
         if attention.causal is not causal:
-            raise ValueError(f"this construction is for causal={causal}; rare_first is the one for causal attention.")
+            raise ValueError(
+                f"this construction is for causal={causal}; rare_first is the one for causal"
+                " attention."
+            )
         self.dtype = heads.query.dtype
         self.a, self.v = heads.to(torch.float64).a[0], heads.to(torch.float64).values[0]
 
@@ -132,12 +164,19 @@ class _Head:
         values, vectors = torch.linalg.eig(self.a)
         real = values.imag.abs() <= 1e-10 * values.abs().max()
         if not real.any():
-            raise ValueError("A has no real eigenvalue, which this construction needs. Use oblique(attention, n, radius).")
+            raise ValueError(
+                "A has no real eigenvalue, which this construction needs. Use oblique(attention, n,"
+                " radius)."
+            )
         values, vectors = values.real[real], vectors.real[:, real]
         low, high = int(values.argmin()), int(values.argmax())
         u = vectors[:, low if -values[low] >= values[high] / 8 else high]
         u = u / torch.linalg.vector_norm(u)
-        bulk, rare = (radius * u, -radius * u) if -values[low] >= values[high] / 8 else (radius * u / 2, radius * u)
+        bulk, rare = (
+            (radius * u, -radius * u)
+            if -values[low] >= values[high] / 8
+            else (radius * u / 2, radius * u)
+        )
         return self.rounded(bulk), self.rounded(rare), u
 
     def rounded(self, token: Tensor) -> Float[Tensor, " d"]:
@@ -145,16 +184,28 @@ class _Head:
         return token.to(self.a.device, self.dtype).to(torch.float64)
 
     def most_oblique(self) -> Float[Tensor, " d"]:
-        r"""Projected ascent of $|Au| - \langle u, Au\rangle$ over the unit ball from singular and eigen directions."""
+        r"""Projected ascent of $|Au| - \langle u, Au\rangle$ over the unit ball from singular and
+        eigen directions.
+        """
         if not self.a.any():
-            raise ValueError("A is zero: every token reads all others alike, and no two clusters stretch more than V does.")
+            raise ValueError(
+                "A is zero: every token reads all others alike, and no two clusters stretch more"
+                " than V does."
+            )
         symmetric = (self.a + self.a.mT) / 2
-        starts = torch.cat([torch.linalg.svd(self.a).Vh, torch.linalg.eigh(symmetric).eigenvectors.mT])
+        starts = torch.cat(
+            [torch.linalg.svd(self.a).Vh, torch.linalg.eigh(symmetric).eigenvectors.mT]
+        )
         u = torch.cat([starts, 0.5 * starts])
         step = 0.5 / float(torch.linalg.matrix_norm(self.a, 2))
         for _ in range(ASCENT_STEPS):
             moved = u @ self.a.mT
-            slope = moved / torch.linalg.vector_norm(moved, dim=-1, keepdim=True).clamp(min=1e-300) @ self.a - 2 * u @ symmetric
+            slope = (
+                moved
+                / torch.linalg.vector_norm(moved, dim=-1, keepdim=True).clamp(min=1e-300)
+                @ self.a
+                - 2 * u @ symmetric
+            )
             u = u + step * slope
             u = u / torch.linalg.vector_norm(u, dim=-1, keepdim=True).clamp(min=1)
         moved = u @ self.a.mT
@@ -171,4 +222,6 @@ def _check_count(n: object) -> None:
 
 
 def _lower(name: str, value: float, source: str) -> Bound:
-    return Bound(value * (1 - 10 * SLACK), "lower", "proved", name, source, "at the input built with it")
+    return Bound(
+        value * (1 - 10 * SLACK), "lower", "proved", name, source, "at the input built with it"
+    )

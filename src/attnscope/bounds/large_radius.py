@@ -1,4 +1,6 @@
-r"""What the local constant tends to when the tokens are scaled up: a limit, not a bound at any finite radius."""
+r"""What the local constant tends to when the tokens are scaled up: a limit, not a bound at any
+finite radius.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from attnscope.measures import Particles
 @final
 @dataclass(frozen=True)
 class Limit:
-    r"""`value` $= \lim_{R\to\infty}\|D_{RX}f\|$. `gap` is the smallest lead $g$ of a best score: the error decays like $R^2e^{-gR^2}$."""
+    r"""`value` $= \lim_{R\to\infty}\|D_{RX}f\|$. `gap` is the smallest lead $g$ of a best score:
+    the error decays like $R^2e^{-gR^2}$.
+    """
 
     value: float
     gap: float
@@ -27,26 +31,41 @@ class Limit:
     """The token that the most mass reads, relative to its own."""
 
     def __str__(self) -> str:
-        return f"limit for large radius: {self.value:.6g} (a limit, no bound at this radius; error of order R^2 exp(-{self.gap:.3g} R^2))"
+        return (
+            f"limit for large radius: {self.value:.6g} (a limit, no bound at this radius; error of"
+            f" order R^2 exp(-{self.gap:.3g} R^2))"
+        )
 
 
 def large_radius_limit(attention: Attention, mu: Particles) -> Limit:
-    r"""$\|V\|\,(\max_j w_j^{-1}\sum_{i: j^*(i) = j}w_i)^{1/2}$, $j^*(i) = \arg\max_j\langle Ax_i, x_j\rangle$, of a single head [castin24].
+    r"""$\|V\|\,(\max_j w_j^{-1}\sum_{i: j^*(i) = j}w_i)^{1/2}$, $j^*(i) = \arg\max_j\langle Ax_i,
+    x_j\rangle$, of a single head [castin24].
 
-    For equal weights the root is of the number of tokens that read the most popular one. The mask of causal attention is kept.
+    For equal weights the root is of the number of tokens that read the most popular one. The mask
+    of causal attention is kept.
     """
     if not isinstance(attention, Softmax) or attention.heads.count != 1:
-        raise ValueError("the large-radius limit is a statement about Softmax attention with one head. Take one with heads.select(number).")
+        raise ValueError(
+            "the large-radius limit is a statement about Softmax attention with one head. Take one"
+            " with heads.select(number)."
+        )
     check_measure(attention, mu)
     attention, mu = attention.to(torch.float64), mu.to(torch.float64)
     scores = _leading_scores(attention, mu)
     best = scores.topk(min(2, mu.n), dim=-1)
     rows = mu.weights > 0
-    lead = best.values[rows, 0] - best.values[rows, -1] if mu.n > 1 else torch.full_like(mu.weights[rows], float("inf"))
+    lead = (
+        best.values[rows, 0] - best.values[rows, -1]
+        if mu.n > 1
+        else torch.full_like(mu.weights[rows], float("inf"))
+    )
     rounding = 1e-12 * float(scores[torch.isfinite(scores)].abs().max())
     if float(lead.min()) <= rounding:
         token = int(torch.nonzero(rows)[int(lead.argmin())])
-        raise ValueError(f"token {token} has no unique best key (a tie to {float(lead.min()):.1e}): the limit has no closed form there.")
+        raise ValueError(
+            f"token {token} has no unique best key (a tie to {float(lead.min()):.1e}): the limit"
+            " has no closed form there."
+        )
     read = torch.zeros_like(mu.weights).index_add_(0, best.indices[rows, 0], mu.weights[rows])
     popularity = torch.where(rows, read / mu.weights, 0.0)
     value = float(spectral(attention.heads.values[0])) * float(popularity.max()) ** 0.5
@@ -54,7 +73,9 @@ def large_radius_limit(attention: Attention, mu: Particles) -> Limit:
 
 
 def _leading_scores(attention: Softmax, mu: Particles) -> Float[Tensor, "n n"]:
-    r"""scale $\langle Q x_i, K x_j\rangle$ with rotary embedding: biases grow more slowly than this when tokens are scaled up."""
+    r"""scale $\langle Q x_i, K x_j\rangle$ with rotary embedding: biases grow more slowly than this
+    when tokens are scaled up.
+    """
     heads = attention.heads
     numbers = torch.arange(mu.n, device=mu.x.device) if heads.rotary is not None else None
     q, k = (torch.einsum("nd,hkd->hnk", mu.x, matrix) for matrix in (heads.query, heads.key))
@@ -62,5 +83,7 @@ def _leading_scores(attention: Softmax, mu: Particles) -> Float[Tensor, "n n"]:
         q, k = heads.turn(q, numbers), heads.turn(k, numbers)
     scores = (heads.scale * q @ k.mT)[0]
     visible = attention.visible(mu.x, mu)
-    hidden = (mu.weights == 0)[None, :] if visible is None else (mu.weights == 0)[None, :] | ~visible[0]
+    hidden = (
+        (mu.weights == 0)[None, :] if visible is None else (mu.weights == 0)[None, :] | ~visible[0]
+    )
     return scores.masked_fill(hidden, float("-inf"))

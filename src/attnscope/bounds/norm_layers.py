@@ -1,4 +1,6 @@
-r"""The radius of the ball in which a norm layer puts its tokens: the R that bounds on a ball need."""
+r"""The radius of the ball in which a norm layer puts its tokens: the R that bounds on a ball
+need.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
-r"""Bounds at a point: how much attention stretches small moves of these tokens, from the coupling that they really have.
+r"""Bounds at a point: how much attention stretches small moves of these tokens, from the coupling
+that they really have.
 
-Per head, value matrix I, with $c = \max_j w_j^{-1}\sum_i w_iP_{ij}$, the largest column sum of the coupling in $L^2(\mu)$:
+Per head, value matrix I, with $c = \max_j w_j^{-1}\sum_i w_iP_{ij}$, the largest column sum of the
+coupling in $L^2(\mu)$:
 
 - U1'': $\sqrt c\,(1 + \max_{ij}\|\mathrm{Cov}_i\|^{1/2}|\kappa_{ij}|) + \max_i\|C_i\|$;
-- U1''-columns: $\sqrt c + (\max_j w_j^{-1}\sum_i w_iP_{ij}\|\mathrm{Cov}_i\||\kappa_{ij}|^2)^{1/2} + \max_i\|C_i\|$, never larger.
+- U1''-columns: $\sqrt c + (\max_j w_j^{-1}\sum_i w_iP_{ij}\|\mathrm{Cov}_i\||\kappa_{ij}|^2)^{1/2}
+  + \max_i\|C_i\|$, never larger.
 """
 
 from __future__ import annotations
@@ -38,12 +41,18 @@ def point_bounds(attention: Normalised, reading: Reading) -> list[Bound]:
 
 
 def _tied_local(reading: Reading) -> Bound:
-    r"""$\sqrt c + 2\beta\max_i\|\mathrm{Cov}_i\|^{1/2}(\max_j\sum_iP_{ij}|z_i - z_j|^2)^{1/2} + 2\beta\max_i\|\mathrm{Cov}_i\|$."""
+    r"""$\sqrt c + 2\beta\max_i\|\mathrm{Cov}_i\|^{1/2}(\max_j\sum_iP_{ij}|z_i - z_j|^2)^{1/2} +
+    2\beta\max_i\|\mathrm{Cov}_i\|$.
+    """
     z, p, beta = reading.k, reading.coupling, reading.heads.scale
     distance = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist") ** 2
     spread = torch.zeros_like(p[:, 0, 0])
     for row in range(reading.n):
         centred = (z - (p[:, row, None] @ z)) * p[:, row, :, None].sqrt()
         spread = torch.maximum(spread, largest_eigenvalue(centred.mT @ centred))
-    single = reading.column_sums().sqrt() + 2 * beta * (spread * reading.column_sums(distance)).sqrt() + 2 * beta * spread
+    single = (
+        reading.column_sums().sqrt()
+        + 2 * beta * (spread * reading.column_sums(distance)).sqrt()
+        + 2 * beta * spread
+    )
     return reading.bound(tied_combine(reading.heads, single), "L2-local", "after kim21")

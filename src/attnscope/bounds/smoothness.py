@@ -1,7 +1,9 @@
-r"""Every upper bound that applies to attention at a measure: on the ball that holds it, and at the point itself.
+r"""Every upper bound that applies to attention at a measure: on the ball that holds it, and at the
+point itself.
 
-All bound $\|D^{1/2} J D^{-1/2}\|_2$, $J$ the Jacobian of $X \mapsto \Gamma_{\mu}(X)$ and $D$ the weights: the local Lipschitz
-constant of attention in $L^2(\mu)$, $\|D_Xf\|_2$ for tokens of equal weight.
+All bound $\|D^{1/2} J D^{-1/2}\|_2$, $J$ the Jacobian of $X \mapsto \Gamma_{\mu}(X)$ and $D$ the
+weights: the local Lipschitz constant of attention in $L^2(\mu)$, $\|D_Xf\|_2$ for tokens of equal
+weight.
 """
 
 from __future__ import annotations
@@ -27,11 +29,15 @@ MOST_TOKENS = 512
 """Length up to which B1-S is worth its time unless it is asked for."""
 
 
-def smoothness(attention: Attention, mu: Particles, blocks: BlockNorms | bool | None = None) -> Bounds:
-    """Every proved upper bound on the local Lipschitz constant of `attention` at `mu`, names as in docs/theorems.md.
+def smoothness(
+    attention: Attention, mu: Particles, blocks: BlockNorms | bool | None = None
+) -> Bounds:
+    """Every proved upper bound on the local Lipschitz constant of `attention` at `mu`, names as in
+    docs/theorems.md.
 
-    The block bounds B1 are the sharpest and the dearest: computed up to 512 tokens by default, always with `blocks=True`,
-    never with `blocks=False`. A layer used on many inputs saves time with `blocks=BlockNorms(attention, examples)`.
+    The block bounds B1 are the sharpest and the dearest: computed up to 512 tokens by default,
+    always with `blocks=True`, never with `blocks=False`. A layer used on many inputs saves time
+    with `blocks=BlockNorms(attention, examples)`.
     """
     check_measure(attention, mu)
     attention, mu = attention.to(torch.float64), mu.to(torch.float64)
@@ -48,24 +54,33 @@ def smoothness(attention: Attention, mu: Particles, blocks: BlockNorms | bool | 
     return Bounds(found)
 
 
-def _block_bound(attention: Normalised, mu: Particles, reading: Reading, blocks: BlockNorms | bool | None) -> Bound:
+def _block_bound(
+    attention: Normalised, mu: Particles, reading: Reading, blocks: BlockNorms | bool | None
+) -> Bound:
     """The sharpest block bound that this size allows."""
     if isinstance(blocks, BlockNorms):
         blocks.check_fits(attention)
         return blocks.bound(reading)
     if reading.n**2 * reading.heads.dim**3 <= EXACT_WORK:
-        return reading.bound(perron(exact_blocks(reading)), "B1", "norms of the blocks of the Jacobian")
+        return reading.bound(
+            perron(exact_blocks(reading)), "B1", "norms of the blocks of the Jacobian"
+        )
     if isinstance(attention, Softmax) and serves(attention) and (blocks or mu.n <= MOST_TOKENS):
         return BlockNorms(attention, [mu]).bound(reading)
-    return reading.bound(perron(triangle_blocks(reading)), "B1-T", "block norms, triangle inequality over heads")
+    return reading.bound(
+        perron(triangle_blocks(reading)), "B1-T", "block norms, triangle inequality over heads"
+    )
 
 
 def check_measure(attention: Attention, mu: Particles) -> None:
     check_covered(attention)
     if not isinstance(mu, Particles):
-        raise TypeError(f"smoothness needs a Particles, got {described(mu)}. Build one with Particles(x).")
+        raise TypeError(
+            f"smoothness needs a Particles, got {described(mu)}. Build one with Particles(x)."
+        )
     if mu.x.ndim != 2:
         raise ValueError(
-            f"smoothness takes one measure, x of shape (n, d), got a stack of shape {tuple(mu.x.shape)}. Call it once for each measure."
+            "smoothness takes one measure, x of shape (n, d), got a stack of shape"
+            f" {tuple(mu.x.shape)}. Call it once for each measure."
         )
     attention._checked(mu.x, mu, None)

@@ -1,8 +1,10 @@
-r"""Attention over a ball, token by token: what a certificate of a whole network needs from one reading of the layer.
+r"""Attention over a ball, token by token: what a certificate of a whole network needs from one
+reading of the layer.
 
-With $v_i = |d_i|$ the lengths of the tokens of a perturbation, $\|D\|_F \le \varepsilon$: a matrix $N$ with
-$|F(X + D) - F(X)|_i \le (Nv)_i$, and for a direction g a matrix $M$ with $-\langle g, R\rangle \le \frac12v^TMv$. Both are graded: the
-point at share s of the segment lies in the ball of radius s eps.
+With $v_i = |d_i|$ the lengths of the tokens of a perturbation, $\|D\|_F \le \varepsilon$: a matrix
+$N$ with $|F(X + D) - F(X)|_i \le (Nv)_i$, and for a direction g a matrix $M$ with $-\langle g,
+R\rangle \le \frac12v^TMv$. Both are graded: the point at share s of the segment lies in the ball of
+radius s eps.
 """
 
 from __future__ import annotations
@@ -35,14 +37,18 @@ SHARES = (0.5, 1.0)
 @final
 @dataclass(frozen=True, eq=False)
 class TokensOverBall:
-    r"""`radius` is at least $\|F(X + D) - F(X)\|_F$, `budget` is $N$, `form(g)` is $M$ for each of several directions g."""
+    r"""`radius` is at least $\|F(X + D) - F(X)\|_F$, `budget` is $N$, `form(g)` is $M$ for each of
+    several directions g.
+    """
 
     radius: Float[Tensor, " b"]
     budget: Float[Tensor, "b n n"]
     form: Callable[[Tensor], Tensor]
 
 
-def tokens_over_ball(attention: Attention, x: Float[Tensor, "b n d"], eps: Float[Tensor, " b"], residual: float) -> TokensOverBall:
+def tokens_over_ball(
+    attention: Attention, x: Float[Tensor, "b n d"], eps: Float[Tensor, " b"], residual: float
+) -> TokensOverBall:
     r"""$F(X) = rX + \Gamma(X)$ for softmax, L2 or sigmoid attention; `NoBound` for others."""
     covered, tokens, radius = _checked(attention, x, eps)
     if isinstance(covered, Sigmoid):
@@ -50,7 +56,9 @@ def tokens_over_ball(attention: Attention, x: Float[Tensor, "b n d"], eps: Float
     return _softmax(covered, tokens, radius, residual)
 
 
-def _softmax(attention: Normalised, x: Float[Tensor, "b n d"], eps: Float[Tensor, " b"], residual: float) -> TokensOverBall:
+def _softmax(
+    attention: Normalised, x: Float[Tensor, "b n d"], eps: Float[Tensor, " b"], residual: float
+) -> TokensOverBall:
     reading = Reading.of(attention, x)
     balls = [Ball.of(reading, share * eps) for share in SHARES]
     scores, xi = ScoreNorms.of(reading), direct_norm(reading.p, reading.layer.c, residual)
@@ -70,12 +78,16 @@ def _softmax(attention: Normalised, x: Float[Tensor, "b n d"], eps: Float[Tensor
     return _graded(eps, constants, budgets, form)
 
 
-def _sigmoid(attention: Sigmoid, x: Float[Tensor, "b n d"], eps: Float[Tensor, " b"], residual: float) -> TokensOverBall:
+def _sigmoid(
+    attention: Sigmoid, x: Float[Tensor, "b n d"], eps: Float[Tensor, " b"], residual: float
+) -> TokensOverBall:
     reading = SigmoidReading.of(attention, x)
     balls = [SigmoidBall.of(reading, share * eps) for share in SHARES]
     xi = direct_norm(reading.p, reading.c, residual)
     budgets = [
-        direct_blocks(reading.p + ball.slope, reading.c, residual) + _budget(ball.steep, ball.b, ball.y, ball.kappa) for ball in balls
+        direct_blocks(reading.p + ball.slope, reading.c, residual)
+        + _budget(ball.steep, ball.b, ball.y, ball.kappa)
+        for ball in balls
     ]
 
     def form(gradient: Float[Tensor, "c b n d"]) -> Float[Tensor, "c b n n"]:
@@ -84,7 +96,9 @@ def _sigmoid(attention: Sigmoid, x: Float[Tensor, "b n d"], eps: Float[Tensor, "
     return _graded(eps, [_token_local(ball, xi) for ball in balls], budgets, form)
 
 
-def _graded(eps: Tensor, constants: list[Tensor], budgets: list[Tensor], form: Callable[[Tensor], Tensor]) -> TokensOverBall:
+def _graded(
+    eps: Tensor, constants: list[Tensor], budgets: list[Tensor], form: Callable[[Tensor], Tensor]
+) -> TokensOverBall:
     steps = [share - before for before, share in zip((0.0, *SHARES), SHARES, strict=False)]
     radius = eps * sum(step * constant for step, constant in zip(steps, constants, strict=True))
     budget = torch.stack([step * part for step, part in zip(steps, budgets, strict=True)]).sum(0)
@@ -93,5 +107,10 @@ def _graded(eps: Tensor, constants: list[Tensor], budgets: list[Tensor], form: C
 
 def _graded_form(forms: list[Float[Tensor, "c b n n"]]) -> Float[Tensor, "c b n n"]:
     r"""$\sum_k 2W_kM(s_k)$, $W_k = \int_{s_{k-1}}^{s_k}(1 - s)\,ds$."""
-    weights = [(share - before) * (2 - share - before) for before, share in zip((0.0, *SHARES), SHARES, strict=False)]
-    return torch.stack([weight * form for weight, form in zip(weights, forms, strict=True)]).sum(0) * (1 + SLACK)
+    weights = [
+        (share - before) * (2 - share - before)
+        for before, share in zip((0.0, *SHARES), SHARES, strict=False)
+    ]
+    return torch.stack([weight * form for weight, form in zip(weights, forms, strict=True)]).sum(
+        0
+    ) * (1 + SLACK)

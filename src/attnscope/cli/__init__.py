@@ -12,7 +12,10 @@ from rich.markup import escape
 
 app = typer.Typer(
     name="attnscope",
-    help="Measure how smooth attention is, certify how far its output can move, watch how its tokens flow with depth.",
+    help=(
+        "Measure how smooth attention is, certify how far its output can move, watch how its tokens"
+        " flow with depth."
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -29,8 +32,14 @@ def _version(asked: bool) -> bool:
 
 
 @app.callback()
-def _options(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version.")) -> None:
-    """Measure how smooth attention is, certify how far its output can move, watch how its tokens flow with depth."""
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Measure how smooth attention is, certify how far its output can move, watch how its tokens
+    flow with depth.
+    """
 
 
 for _info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):

@@ -1,4 +1,6 @@
-"""The still picture and the animation of a flow. High dimensions are seen along the two principal axes of all states together."""
+"""The still picture and the animation of a flow. High dimensions are seen along the two principal
+axes of all states together.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +35,45 @@ def still(got: Trajectory[Any]) -> bytes:
     ax = figure.add_subplot()
     points = _seen(got)
     reach = np.abs(points).max(axis=(1, 2))
-    points = points[: max(2, int((reach <= STILL_GROWTH * reach[0]).sum()))] if got.status == "blew up" else points
+    points = (
+        points[: max(2, int((reach <= STILL_GROWTH * reach[0]).sum()))]
+        if got.status == "blew up"
+        else points
+    )
     times = got.times.numpy()[: len(points)]
     if isinstance(got.final, Particles) and got.final.dim == 1:
         ax.plot(times, points[:, :MOST_PATHS, 0], color=BLUE, linewidth=0.8, alpha=0.6)
         ax.set(xlabel="time", ylabel="token")
     elif isinstance(got.final, Particles):
-        ax.plot(points[:, :MOST_PATHS, 0], points[:, :MOST_PATHS, 1], color=GREY, linewidth=0.6, alpha=0.7, zorder=1)
-        ax.scatter(points[0, :, 0], points[0, :, 1], s=10, color=BLUE, label=f"t = {times[0]:.3g}", zorder=2)
-        ax.scatter(points[-1, :, 0], points[-1, :, 1], s=16, color=RED, label=f"t = {times[-1]:.3g}", zorder=3)
+        ax.plot(
+            points[:, :MOST_PATHS, 0],
+            points[:, :MOST_PATHS, 1],
+            color=GREY,
+            linewidth=0.6,
+            alpha=0.7,
+            zorder=1,
+        )
+        ax.scatter(
+            points[0, :, 0],
+            points[0, :, 1],
+            s=10,
+            color=BLUE,
+            label=f"t = {times[0]:.3g}",
+            zorder=2,
+        )
+        ax.scatter(
+            points[-1, :, 0],
+            points[-1, :, 1],
+            s=16,
+            color=RED,
+            label=f"t = {times[-1]:.3g}",
+            zorder=3,
+        )
     else:
         shown = np.unique(np.linspace(0, len(times) - 1, SHOWN_ELLIPSES).round().astype(int))
-        for place, shade in zip(shown, colormaps["viridis"](np.linspace(0, 0.9, len(shown))), strict=True):
+        for place, shade in zip(
+            shown, colormaps["viridis"](np.linspace(0, 0.9, len(shown))), strict=True
+        ):
             ax.plot(*points[place].T, color=shade, linewidth=1.5, label=f"t = {times[place]:.3g}")
     if points.shape[-1] == 2:
         _name_axes(ax, got)
@@ -56,7 +85,9 @@ def still(got: Trajectory[Any]) -> bytes:
 
 
 def animation(got: Trajectory[Any]) -> bytes:
-    """Tokens or the one-sigma ellipse moving, as GIF. A flow that grows much is followed by the window."""
+    """Tokens or the one-sigma ellipse moving, as GIF. A flow that grows much is followed by the
+    window.
+    """
     figure = Figure(figsize=(4.4, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
     ax = figure.add_subplot(aspect="equal")
@@ -66,23 +97,33 @@ def animation(got: Trajectory[Any]) -> bytes:
     reach = np.maximum.accumulate(np.maximum(np.abs(points).max(axis=(1, 2)), 1e-12))
     reach = reach if reach[-1] > 5 * reach[0] else np.full_like(reach, reach[-1])
     ellipse = isinstance(got.final, Gaussian)
-    (moving,) = ax.plot([], [], "-" if ellipse else "o", color=BLUE, markersize=4, linewidth=1.6, alpha=0.8)
+    (moving,) = ax.plot(
+        [], [], "-" if ellipse else "o", color=BLUE, markersize=4, linewidth=1.6, alpha=0.8
+    )
     _name_axes(ax, got)
 
     def frame(place: int) -> tuple[Any, ...]:
         moving.set_data(*points[place].T)
         window = 1.1 * reach[place]
-        ax.set(xlim=(-window, window), ylim=(-window, window), title=f"t = {float(got.times[place]):.3g}")
+        ax.set(
+            xlim=(-window, window),
+            ylim=(-window, window),
+            title=f"t = {float(got.times[place]):.3g}",
+        )
         return (moving,)
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "flow.gif"
-        FuncAnimation(figure, frame, frames=len(points)).save(path, writer=PillowWriter(fps=12), dpi=80)
+        FuncAnimation(figure, frame, frames=len(points)).save(
+            path, writer=PillowWriter(fps=12), dpi=80
+        )
         return path.read_bytes()
 
 
 def _seen(got: Trajectory[Any]) -> NDArray[np.float64]:
-    """Points to draw at each time, (times, points, 1 or 2): tokens, or the outline of the ellipse."""
+    """Points to draw at each time, (times, points, 1 or 2): tokens, or the outline of the
+    ellipse.
+    """
     last = got.final
     axes = _axes(got)
     if isinstance(last, Particles):
@@ -109,5 +150,9 @@ def _axes(got: Trajectory[Any]) -> Tensor:
 
 
 def _name_axes(ax: Any, got: Trajectory[Any]) -> None:
-    names = ("$x_1$", "$x_2$") if got.final.dim <= 2 else ("first principal axis", "second principal axis")
+    names = (
+        ("$x_1$", "$x_2$")
+        if got.final.dim <= 2
+        else ("first principal axis", "second principal axis")
+    )
     ax.set(xlabel=names[0], ylabel=names[1] if got.final.dim > 1 else "", aspect="equal")

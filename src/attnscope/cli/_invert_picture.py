@@ -1,4 +1,6 @@
-"""The picture of a round trip: the error against the number of iterations, next to its proved bound."""
+"""The picture of a round trip: the error against the number of iterations, next to its proved
+bound.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,22 @@ def picture(trips: Sequence[Trip], network: Invertible) -> bytes:
     ax = figure.add_subplot()
     counts = [trip.iterations for trip in trips]
     least = 1e-18
-    ax.plot(counts, [max(trip.bound, least) for trip in trips], "s--", color=RED, markersize=4, label="proved bound (exact arithmetic)")
-    ax.plot(counts, [max(trip.error, least) for trip in trips], "o-", color=BLUE, markersize=4, label="error")
+    ax.plot(
+        counts,
+        [max(trip.bound, least) for trip in trips],
+        "s--",
+        color=RED,
+        markersize=4,
+        label="proved bound (exact arithmetic)",
+    )
+    ax.plot(
+        counts,
+        [max(trip.error, least) for trip in trips],
+        "o-",
+        color=BLUE,
+        markersize=4,
+        label="error",
+    )
     ax.plot(counts, [trip.rounding for trip in trips], ":", color=GREY, label="rounding (estimate)")
     ax.set(yscale="log", xlabel="iterations per layer", ylabel="distance to the input")
     steps = network.steps()

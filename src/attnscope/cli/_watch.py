@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 
 class Watch:
@@ -24,7 +31,12 @@ class Watch:
 @contextmanager
 def watched(console: Console, title: str) -> Iterator[Watch]:
     """The first Ctrl-C ends the search after its current step, the second ends the program."""
-    columns = (TextColumn(title), BarColumn(), TextColumn("{task.percentage:.0f} %, best {task.fields[best]:.5g}"), TimeElapsedColumn())
+    columns = (
+        TextColumn(title),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f} %, best {task.fields[best]:.5g}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
         watch = Watch(bar, bar.add_task(title, total=1.0, best=0.0))
 

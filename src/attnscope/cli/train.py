@@ -13,56 +13,104 @@ from typing import Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 from rich.table import Table
 
 from attnscope.attention import variants
 from attnscope.data.images import Images
 from attnscope.nets import Config
-from attnscope.train import LOSSES, Look, Plan, Progress, fit
-from attnscope.train.files import LOG, STATE
+from attnscope.training import LOSSES, Look, Plan, Progress, fit
+from attnscope.training.files import LOG, STATE
 
 FLIPPED = ("cifar10",)
 """Named data sets whose classes a mirror does not change."""
 
 
 def command(
-    data: str = typer.Option("digits", help="digits, cifar10, svhn, a folder of class-named pictures or a .npz file."),
+    data: str = typer.Option(
+        "digits", help="digits, cifar10, svhn, a folder of class-named pictures or a .npz file."
+    ),
     attention: str = typer.Option(
-        "softmax", help='Which attention; `attnscope variants` lists them. "none": the control without attention.'
+        "softmax",
+        help=(
+            'Which attention; `attnscope variants` lists them. "none": the control without'
+            " attention."
+        ),
     ),
     depth: int = typer.Option(1, min=1, help="Number of attention and MLP layers."),
     loss: str = typer.Option("gradient", help=f"What to train for: {', '.join(LOSSES)}."),
-    eps: str = typer.Option("54/255", help="Radius to train for, l2 of pixels in [0, 1]: a number or a fraction."),
-    minutes: float | None = typer.Option(None, help="Budget in minutes of computing; evaluations do not count (default: 3)."),
-    steps: int | None = typer.Option(None, min=1, help="Budget in steps instead: then a seed gives the same network every time."),
+    eps: str = typer.Option(
+        "54/255", help="Radius to train for, l2 of pixels in [0, 1]: a number or a fraction."
+    ),
+    minutes: float | None = typer.Option(
+        None, help="Budget in minutes of computing; evaluations do not count (default: 3)."
+    ),
+    steps: int | None = typer.Option(
+        None, min=1, help="Budget in steps instead: then a seed gives the same network every time."
+    ),
     heads: int = typer.Option(2, min=1, help="Heads of each attention layer."),
-    dim: int | None = typer.Option(None, min=1, help="Dimension of tokens (default: pixels of a patch, 32 at least, 96 at most)."),
+    dim: int | None = typer.Option(
+        None,
+        min=1,
+        help="Dimension of tokens (default: pixels of a patch, 32 at least, 96 at most).",
+    ),
     hidden: int = typer.Option(128, min=1, help="Units of each MLP."),
-    patch: int | None = typer.Option(None, min=1, help="Side of a patch (default: an eighth of the image, 2 at least)."),
-    mlp: str = typer.Option("sll", help="MLP blocks: sll and convex are 1-Lipschitz, residual is the plain one, none."),
-    half_width: float = typer.Option(1.0, help="Half-width of the rounded corner of the ReLU: larger is less curved."),
+    patch: int | None = typer.Option(
+        None, min=1, help="Side of a patch (default: an eighth of the image, 2 at least)."
+    ),
+    mlp: str = typer.Option(
+        "sll", help="MLP blocks: sll and convex are 1-Lipschitz, residual is the plain one, none."
+    ),
+    half_width: float = typer.Option(
+        1.0, help="Half-width of the rounded corner of the ReLU: larger is less curved."
+    ),
     batch: int = typer.Option(128, min=1, help="Images per step."),
     rate: float = typer.Option(3e-3, help="Largest learning rate."),
-    floor: float = typer.Option(0.25, help="Smallest norm of A that training allows; 0 lets content attention die."),
-    cap: float = typer.Option(0.4, help="Largest norm of A that training allows: more attention, but harder to certify."),
-    value_cap: float = typer.Option(0.5, help="Largest norm of what a head writes that training allows, likewise."),
+    floor: float = typer.Option(
+        0.25, help="Smallest norm of A that training allows; 0 lets content attention die."
+    ),
+    cap: float = typer.Option(
+        0.4, help="Largest norm of A that training allows: more attention, but harder to certify."
+    ),
+    value_cap: float = typer.Option(
+        0.5, help="Largest norm of what a head writes that training allows, likewise."
+    ),
     flip: bool | None = typer.Option(None, help="Mirror images at random (default: for cifar10)."),
-    shift: int | None = typer.Option(None, min=0, help="Move images by up to so many pixels at random (default: a sixteenth of a side)."),
-    watched: int = typer.Option(50, min=1, help="Held-out images, the last of the test split, that are certified as training goes on."),
-    control: bool = typer.Option(False, "--control", help="Train the control without attention too, into OUT/control."),
+    shift: int | None = typer.Option(
+        None,
+        min=0,
+        help="Move images by up to so many pixels at random (default: a sixteenth of a side).",
+    ),
+    watched: int = typer.Option(
+        50,
+        min=1,
+        help="Held-out images, the last of the test split, that are certified as training goes on.",
+    ),
+    control: bool = typer.Option(
+        False, "--control", help="Train the control without attention too, into OUT/control."
+    ),
     device: str = typer.Option("cpu", help="Where to compute: cpu, cuda, mps."),
     threads: int = typer.Option(1, min=1, help="CPU threads."),
     seed: int = typer.Option(0, min=0, help="Seed of weights, batches and shifts."),
-    out: str | None = typer.Option(None, help="Folder for the network (default: train-DATA-ATTENTION)."),
+    out: str | None = typer.Option(
+        None, help="Folder for the network (default: train-DATA-ATTENTION)."
+    ),
     resume: bool = typer.Option(False, "--resume", help="Go on from the checkpoint in the folder."),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace what is already in the folder."),
+    overwrite: bool = typer.Option(
+        False, "--overwrite", help="Replace what is already in the folder."
+    ),
 ) -> None:
     """Train a small vision transformer so that its predictions can be certified.
 
-    Leaves network.safetensors, config.json and log.jsonl; `attnscope certify FOLDER` reads them. Ctrl-C keeps a checkpoint that --resume
-    takes up.
+    Leaves network.safetensors, config.json and log.jsonl; `attnscope certify FOLDER` reads them.
+    Ctrl-C keeps a checkpoint that --resume takes up.
     """
     options = dict(locals())
     console = Console()
@@ -72,7 +120,9 @@ def command(
     with console.status(f"Loading {data} ..."):
         train, held_out = _data(data, watched)
     plan = _plan(options, train)
-    runs = [(plan, folder)] + ([(plan.control(), folder / "control")] if control and attention != "none" else [])
+    runs = [(plan, folder)] + (
+        [(plan.control(), folder / "control")] if control and attention != "none" else []
+    )
     for each, place in runs:
         stored = (place / STATE).exists()
         if resume and not stored and (place / "config.json").exists():
@@ -80,7 +130,9 @@ def command(
             continue
         go_on = resume and (stored or place == folder)
         with _watched(console, each.config.attention) as watch:
-            looked = fit(each, train, held_out, place, source=data, resume=go_on, device=device, watch=watch)
+            looked = fit(
+                each, train, held_out, place, source=data, resume=go_on, device=device, watch=watch
+            )
         _show(console, each, looked, place)
         if (place / STATE).exists():
             console.print("Stopped early: take it up again with the same options and --resume.")
@@ -89,10 +141,16 @@ def command(
 
 def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
     if resume and overwrite:
-        raise ValueError("--resume goes on with what is in the folder, --overwrite replaces it: pass one of them.")
+        raise ValueError(
+            "--resume goes on with what is in the folder, --overwrite replaces it: pass one of"
+            " them."
+        )
     there = [name for name in ("config.json", STATE, LOG) if (folder / name).exists()]
     if there and not resume and not overwrite:
-        raise ValueError(f"{str(folder)!r} already holds {there[0]}: pass --resume to go on, --overwrite to start again, or another --out.")
+        raise ValueError(
+            f"{str(folder)!r} already holds {there[0]}: pass --resume to go on, --overwrite to"
+            " start again, or another --out."
+        )
 
 
 def _data(source: str, watched: int) -> tuple[Images, Images]:
@@ -106,7 +164,10 @@ def _plan(options: dict[str, Any], train: Images) -> Plan:
     channels, height, width = train.pixels.shape[1:]
     patch = options["patch"] or _patch(height, width)
     if options["attention"] not in (*variants(), "none"):
-        raise ValueError(f"--attention must be one of {', '.join(variants())} or none, got {options['attention']!r}.")
+        raise ValueError(
+            f"--attention must be one of {', '.join(variants())} or none, got"
+            f" {options['attention']!r}."
+        )
     dim = options["dim"] or min(max(32, channels * patch**2), 96)
     tokens = (height // patch) * (width // patch)
     config = Config.vit(
@@ -146,9 +207,15 @@ def _plan(options: dict[str, Any], train: Images) -> Plan:
 def _patch(height: int, width: int) -> int:
     """The smallest side of at least 2 pixels and an eighth of the image that tiles it."""
     least = max(2, math.ceil(min(height, width) / 8))
-    fitting = [side for side in range(least, min(height, width) + 1) if height % side == 0 and width % side == 0]
+    fitting = [
+        side
+        for side in range(least, min(height, width) + 1)
+        if height % side == 0 and width % side == 0
+    ]
     if not fitting:
-        raise ValueError(f"no patch tiles images of {height} x {width} pixels: crop them, or pass --patch 1.")
+        raise ValueError(
+            f"no patch tiles images of {height} x {width} pixels: crop them, or pass --patch 1."
+        )
     return fitting[0]
 
 
@@ -156,12 +223,16 @@ def _number(text: str) -> float:
     try:
         return float(Fraction(text.strip()))
     except (ValueError, ZeroDivisionError) as error:
-        raise ValueError(f"--eps must be a number or a fraction such as 36/255, got {text!r}.") from error
+        raise ValueError(
+            f"--eps must be a number or a fraction such as 36/255, got {text!r}."
+        ) from error
 
 
 @contextmanager
 def _watched(console: Console, attention: str) -> Iterator[Callable[[Progress], bool]]:
-    """A progress bar; the first Ctrl-C stops after the current step with a checkpoint, the second at once with the last one."""
+    """A progress bar; the first Ctrl-C stops after the current step with a checkpoint, the second
+    at once with the last one.
+    """
     stopped: list[bool] = []
 
     def interrupt(number: int, frame: object) -> None:
@@ -170,8 +241,18 @@ def _watched(console: Console, attention: str) -> Iterator[Callable[[Progress], 
         stopped.append(True)
         console.print("stopping after this step; Ctrl-C again to stop at once")
 
-    columns = (TextColumn("training " + ("the control" if attention == "none" else attention)), BarColumn(), TaskProgressColumn())
-    with Bar(*columns, TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.description}"), console=console) as bar:
+    columns = (
+        TextColumn("training " + ("the control" if attention == "none" else attention)),
+        BarColumn(),
+        TaskProgressColumn(),
+    )
+    with Bar(
+        *columns,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+    ) as bar:
         task = bar.add_task("", total=1.0)
 
         def watch(progress: Progress) -> bool:
@@ -191,8 +272,15 @@ def _watched(console: Console, attention: str) -> Iterator[Callable[[Progress], 
 
 def _described(progress: Progress) -> str:
     if progress.looked is not None:
-        return f"clean {_percent(progress.looked.clean)}, certified {_percent(progress.looked.certified)}"
-    return "" if progress.seen is None else f"loss {progress.seen.loss:.3f}, clean {_percent(progress.seen.clean)} of the batch"
+        return (
+            f"clean {_percent(progress.looked.clean)}, certified"
+            f" {_percent(progress.looked.certified)}"
+        )
+    return (
+        ""
+        if progress.seen is None
+        else f"loss {progress.seen.loss:.3f}, clean {_percent(progress.seen.clean)} of the batch"
+    )
 
 
 def _percent(share: float | None) -> str:
@@ -200,7 +288,12 @@ def _percent(share: float | None) -> str:
 
 
 def _show(console: Console, plan: Plan, looked: Look, folder: Path) -> None:
-    table = Table(title=f"{plan.config.attention}, depth {plan.config.depth}: {looked.images} held-out images", show_header=False)
+    table = Table(
+        title=(
+            f"{plan.config.attention}, depth {plan.config.depth}: {looked.images} held-out images"
+        ),
+        show_header=False,
+    )
     table.add_row("clean", _percent(looked.clean))
     table.add_row(f"certified at {plan.eps:.4g} (proved)", _percent(looked.certified))
     if looked.content_norms:
@@ -208,4 +301,6 @@ def _show(console: Console, plan: Plan, looked: Look, folder: Path) -> None:
         norms = ["  ".join(f"{norm:.2f}" for norm in layer) for layer in looked.content_norms]
         table.add_row("norm of A, layer by layer", "\n".join(norms))
     console.print(table)
-    console.print(f"In {folder}: network.safetensors, config.json, {LOG}", soft_wrap=True, highlight=False)
+    console.print(
+        f"In {folder}: network.safetensors, config.json, {LOG}", soft_wrap=True, highlight=False
+    )

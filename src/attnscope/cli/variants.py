@@ -32,12 +32,20 @@ def as_markdown() -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def command(markdown: bool = typer.Option(False, "--markdown", help="Print the table as Markdown, as in the README.")) -> None:
+def command(
+    markdown: bool = typer.Option(
+        False, "--markdown", help="Print the table as Markdown, as in the README."
+    ),
+) -> None:
     """List the attention variants: closed form? normalised? globally Lipschitz? where from?"""
     if markdown:
         typer.echo(as_markdown())
         return
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, caption="closed form: on Gaussian measures; references: docs/references.bib")
+    table = Table(
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        caption="closed form: on Gaussian measures; references: docs/references.bib",
+    )
     for column in COLUMNS:
         table.add_column(column, no_wrap=column != "globally Lipschitz")
     for row in rows():

@@ -23,7 +23,11 @@ Arrays = dict[str, NDArray[Any]]
 
 def holds(path: Path) -> bool:
     """Is this a .npz file, or a folder with train.npz and test.npz?"""
-    return path.suffix == ".npz" if path.is_file() else all((path / f"{name}.npz").is_file() for name in PARTS)
+    return (
+        path.suffix == ".npz"
+        if path.is_file()
+        else all((path / f"{name}.npz").is_file() for name in PARTS)
+    )
 
 
 def read(path: Path, split: str) -> Images:
@@ -31,13 +35,18 @@ def read(path: Path, split: str) -> Images:
     pieces, classes = _pieces(path)
     largest = max(int(labels.max()) for _, labels in pieces.values())
     if largest >= MOST_CLASSES:
-        raise ValueError(f"{str(path)!r}: labels must be numbers of classes, 0, 1, 2, ..., got {largest}.")
+        raise ValueError(
+            f"{str(path)!r}: labels must be numbers of classes, 0, 1, 2, ..., got {largest}."
+        )
     names = classes or [str(label) for label in range(largest + 1)]
     if "whole" in pieces:
         pixels, labels = pieces["whole"]
         chosen = part(split, labels)
         if not len(chosen):
-            raise ValueError(f"{str(path)!r} has no {split} images: each class needs at least 5 to give one away, or pass the split all.")
+            raise ValueError(
+                f"{str(path)!r} has no {split} images: each class needs at least 5 to give one"
+                " away, or pass the split all."
+            )
         pixels, labels = pixels[chosen], labels[chosen]
     else:
         wanted = [pieces[name] for name in PARTS if split in (name, "all")]
@@ -46,10 +55,14 @@ def read(path: Path, split: str) -> Images:
 
 
 def _pieces(path: Path) -> tuple[dict[str, tuple[NDArray[Any], NDArray[Any]]], list[str]]:
-    """(pixels, labels) of "train" and "test", or of "whole"; and the names of the classes if the file has them."""
+    """(pixels, labels) of "train" and "test", or of "whole"; and the names of the classes if the
+    file has them.
+    """
     if path.is_dir():
         files = {name: _load(path / f"{name}.npz") for name in PARTS}
-        return {name: _pair(arrays, "", path / f"{name}.npz") for name, arrays in files.items()}, _names(files["train"])
+        return {
+            name: _pair(arrays, "", path / f"{name}.npz") for name, arrays in files.items()
+        }, _names(files["train"])
     arrays = _load(path)
     apart = any(f"{key}_train" in arrays for key in PIXELS)
     if apart:
@@ -59,19 +72,45 @@ def _pieces(path: Path) -> tuple[dict[str, tuple[NDArray[Any], NDArray[Any]]], l
 
 def _load(path: Path) -> Arrays:
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"{str(path)!r} is not a whole .npz file: save it again with numpy.savez(file, images=..., labels=...).")
+        raise ValueError(
+            f"{str(path)!r} is not a whole .npz file: save it again with numpy.savez(file,"
+            " images=..., labels=...)."
+        )
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            wanted = [key for key in file.files if key in CLASSES or key.removesuffix("_train").removesuffix("_test") in PIXELS + LABELS]
+            wanted = [
+                key
+                for key in file.files
+                if key in CLASSES
+                or key.removesuffix("_train").removesuffix("_test") in PIXELS + LABELS
+            ]
             return {key: file[key] for key in wanted}
-    except (OSError, ValueError, EOFError, KeyError, SyntaxError, NotImplementedError, zlib.error, zipfile.BadZipFile) as error:
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        KeyError,
+        SyntaxError,
+        NotImplementedError,
+        zlib.error,
+        zipfile.BadZipFile,
+    ) as error:
         objects = "pickle" in str(error)
-        problem = "holds objects, which are pickles and not read" if objects else f"is truncated or damaged ({error})"
-        raise ValueError(f"{str(path)!r} {problem}: save plain arrays with numpy.savez(file, images=..., labels=...).") from error
+        problem = (
+            "holds objects, which are pickles and not read"
+            if objects
+            else f"is truncated or damaged ({error})"
+        )
+        raise ValueError(
+            f"{str(path)!r} {problem}: save plain arrays with numpy.savez(file, images=...,"
+            " labels=...)."
+        ) from error
 
 
 def _names(arrays: Arrays) -> list[str]:
-    return next(([str(name) for name in arrays[key].ravel()] for key in CLASSES if key in arrays), [])
+    return next(
+        ([str(name) for name in arrays[key].ravel()] for key in CLASSES if key in arrays), []
+    )
 
 
 def _pair(arrays: Arrays, end: str, path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -79,11 +118,15 @@ def _pair(arrays: Arrays, end: str, path: Path) -> tuple[NDArray[Any], NDArray[A
     labels = next((arrays[key + end] for key in LABELS if key + end in arrays), None)
     if pixels is None or labels is None:
         raise ValueError(
-            f"{str(path)!r} needs arrays images{end} and labels{end} (or x{end} and y{end}), it has {', '.join(arrays) or 'neither'}."
+            f"{str(path)!r} needs arrays images{end} and labels{end} (or x{end} and y{end}), it has"
+            f" {', '.join(arrays) or 'neither'}."
         )
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.dtype.kind not in "ui" or labels.shape != pixels.shape[:1] or not len(labels):
-        raise ValueError(f"{str(path)!r}: labels must be whole numbers, one for each image, got {labels.dtype} of shape {labels.shape}.")
+        raise ValueError(
+            f"{str(path)!r}: labels must be whole numbers, one for each image, got {labels.dtype}"
+            f" of shape {labels.shape}."
+        )
     return _channels_first(pixels, path), labels
 
 
@@ -97,6 +140,6 @@ def _channels_first(pixels: NDArray[Any], path: Path) -> NDArray[Any]:
         if shaped.ndim == 4 and shaped.shape[1] in (1, 3):
             return shaped
     raise ValueError(
-        f"{str(path)!r}: images must be uint8 of shape (N, H, W, C) or floating point in [0, 1] of shape (N, C, H, W), with C = 1 or 3, "
-        f"got {pixels.dtype} of shape {pixels.shape}."
+        f"{str(path)!r}: images must be uint8 of shape (N, H, W, C) or floating point in [0, 1] of"
+        f" shape (N, C, H, W), with C = 1 or 3, got {pixels.dtype} of shape {pixels.shape}."
     )

@@ -32,15 +32,25 @@ class Images:
         check_tensor("pixels", self.pixels, "images channels height width")
         low, high = float(self.pixels.min()), float(self.pixels.max())
         if low < 0 or high > 1:
-            raise ValueError(f"{self.name}: pixels must lie in [0, 1], got values from {low:.4g} to {high:.4g}: rescale them first.")
-        if not isinstance(self.labels, Tensor) or self.labels.dtype != torch.int64 or self.labels.shape != self.pixels.shape[:1]:
             raise ValueError(
-                f"{self.name}: labels must be whole numbers (int64), one for each of the {len(self.pixels)} images, "
-                f"got {described(self.labels)}."
+                f"{self.name}: pixels must lie in [0, 1], got values from {low:.4g} to {high:.4g}:"
+                " rescale them first."
+            )
+        if (
+            not isinstance(self.labels, Tensor)
+            or self.labels.dtype != torch.int64
+            or self.labels.shape != self.pixels.shape[:1]
+        ):
+            raise ValueError(
+                f"{self.name}: labels must be whole numbers (int64), one for each of the"
+                f" {len(self.pixels)} images, got {described(self.labels)}."
             )
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < 0 or high >= len(self.classes):
-            raise ValueError(f"{self.name}: labels must lie in 0 to {len(self.classes) - 1}, got values from {low} to {high}.")
+            raise ValueError(
+                f"{self.name}: labels must lie in 0 to {len(self.classes) - 1}, got values from"
+                f" {low} to {high}."
+            )
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -51,15 +61,21 @@ class Images:
 
 
 def from_arrays(pixels: NDArray[Any], labels: Any, classes: Sequence[str], name: str) -> Images:
-    """Images from NCHW pixels (uint8, divided by 255, or floating point in [0, 1]) and any whole numbers as labels."""
+    """Images from NCHW pixels (uint8, divided by 255, or floating point in [0, 1]) and any whole
+    numbers as labels.
+    """
     scaled = torch.from_numpy(np.ascontiguousarray(pixels)).to(torch.float32)
     if pixels.dtype == np.uint8:
         scaled /= 255
-    return Images(scaled, torch.from_numpy(np.asarray(labels).astype(np.int64)), tuple(classes), name)
+    return Images(
+        scaled, torch.from_numpy(np.asarray(labels).astype(np.int64)), tuple(classes), name
+    )
 
 
 def part(split: str, labels: NDArray[Any]) -> NDArray[np.intp]:
-    """Places of the images of a split of a set in one piece: the 5th, 10th, 15th ... image of each class are test images."""
+    """Places of the images of a split of a set in one piece: the 5th, 10th, 15th ... image of each
+    class are test images.
+    """
     labels = np.asarray(labels)
     rank = np.zeros(len(labels), dtype=np.intp)
     for label in np.unique(labels):

@@ -1,4 +1,6 @@
-"""Images to certify on: named data sets, folders of pictures and .npz files. Pixels are in [0, 1], so eps is l2 in pixel space."""
+"""Images to certify on: named data sets, folders of pictures and .npz files. Pixels are in [0, 1],
+so eps is l2 in pixel space.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,18 @@ def images(source: str | Path, split: str = "test") -> Images:
     """A data set by its name or from files of its own; `split` is "train", "test" or "all".
 
     - "digits": the 8 x 8 digits that ship with scikit-learn, 1797 images.
-    - "cifar10", "svhn": downloaded once, checked by their hash, kept in a cache. Or a path: the official archive
-      `cifar-10-python.tar.gz`, the folder it unpacks to, or a folder that holds either; a folder with `train_32x32.mat` and
-      `test_32x32.mat`.
-    - a folder of pictures, `DIR/class/*.png`, or `DIR/train/class/*.png` and `DIR/test/class/*.png`.
-    - a file `.npz` with `images` and `labels` (or `x` and `y`, ...; or `x_train`, `y_train`, `x_test`, `y_test`): uint8 as
-      (N, H, W) or (N, H, W, C), floating point in [0, 1] as (N, H, W) or (N, C, H, W). Or a folder with `train.npz` and `test.npz`.
+    - "cifar10", "svhn": downloaded once, checked by their hash, kept in a cache. Or a path: the
+      official archive `cifar-10-python.tar.gz`, the folder it unpacks to, or a folder that holds
+      either; a folder with `train_32x32.mat` and `test_32x32.mat`.
+    - a folder of pictures, `DIR/class/*.png`, or `DIR/train/class/*.png` and
+      `DIR/test/class/*.png`.
+    - a file `.npz` with `images` and `labels` (or `x` and `y`, ...; or `x_train`, `y_train`,
+      `x_test`, `y_test`): uint8 as (N, H, W) or (N, H, W, C), floating point in [0, 1] as (N, H, W)
+      or (N, C, H, W). Or a folder with `train.npz` and `test.npz`.
 
-    A set that comes in one piece (digits, a folder without train/ and test/, an .npz with one pair of arrays) is split by a rule
-    without randomness: the 5th, 10th, 15th ... image of each class are test images, the others are training images.
+    A set that comes in one piece (digits, a folder without train/ and test/, an .npz with one pair
+    of arrays) is split by a rule without randomness: the 5th, 10th, 15th ... image of each class
+    are test images, the others are training images.
     """
     if not isinstance(source, str | Path) or not str(source):
         raise TypeError(f"images needs {_accepted()}, got {described(source)}.")
@@ -54,8 +59,8 @@ def _from_files(path: Path, split: str) -> Images:
 
 def _accepted() -> str:
     return (
-        "digits, cifar10, svhn, a folder of class-named pictures, a .npz file, cifar-10-python.tar.gz or a folder with train_32x32.mat "
-        "and test_32x32.mat"
+        "digits, cifar10, svhn, a folder of class-named pictures, a .npz file,"
+        " cifar-10-python.tar.gz or a folder with train_32x32.mat and test_32x32.mat"
     )
 
 

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from attnscope.validation import described
 
-ALICE_ARCHIVE = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/gutenberg.zip"
+ALICE_ARCHIVE = (
+    "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/gutenberg.zip"
+)
 ALICE_MEMBER = "gutenberg/carroll-alice.txt"
 ALICE_SHA256 = "5ce9042c0d8536b072b61d4c7c4e6d70c72d9dbb5f3d816261326d9280749266"
 
@@ -20,8 +22,9 @@ ALICE_SHA256 = "5ce9042c0d8536b072b61d4c7c4e6d70c72d9dbb5f3d816261326d9280749266
 def text(source: str | Path) -> str:
     """The text of a UTF-8 file, or one of two named texts.
 
-    "python-docs" is the manual that ships with Python (its `pydoc` topics in alphabetical order), so it depends on the Python
-    version; "alice" is Alice in Wonderland, downloaded once, checked by its hash and kept in a cache.
+    "python-docs" is the manual that ships with Python (its `pydoc` topics in alphabetical order),
+    so it depends on the Python version; "alice" is Alice in Wonderland, downloaded once, checked by
+    its hash and kept in a cache.
     """
     if not isinstance(source, str | Path):
         raise TypeError(f'text needs a file, "python-docs" or "alice", got {described(source)}.')
@@ -41,8 +44,8 @@ def windows(ids: Int[Tensor, " total"], n: int, samples: int) -> Int[Tensor, "sa
         raise TypeError(f"ids must be whole numbers of shape (total,), got {described(ids)}.")
     if len(ids) < n * samples:
         raise ValueError(
-            f"{samples} sequence{'s' * (samples > 1)} of {n} tokens need {n * samples} tokens, but the text has {len(ids)}: "
-            "use a longer text, fewer samples or shorter sequences."
+            f"{samples} sequence{'s' * (samples > 1)} of {n} tokens need {n * samples} tokens, but"
+            f" the text has {len(ids)}: use a longer text, fewer samples or shorter sequences."
         )
     return ids[: n * samples].reshape(samples, n)
 
@@ -55,26 +58,33 @@ def _python_docs() -> str:
 
 def _alice() -> Path:
     if importlib.util.find_spec("pooch") is None:
-        raise ValueError('the text "alice" is downloaded with pooch: pip install "attnscope[data]", or pass a file.')
+        raise ValueError(
+            'the text "alice" is downloaded with pooch: pip install "attnscope[data]", or pass a'
+            " file."
+        )
     import pooch
 
     pooch.get_logger().setLevel(logging.WARNING)
     try:
         (kept,) = pooch.retrieve(
             ALICE_ARCHIVE,
-            known_hash=None,  # the archive may change: what counts is the hash of the text in it, checked below
+            # the archive may change: what counts is the hash of the text in it, checked below
+            known_hash=None,
             fname="gutenberg.zip",
             path=pooch.os_cache("attnscope"),
             processor=pooch.Unzip(members=[ALICE_MEMBER]),
         )
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
-            f'the text "alice" could not be downloaded from {ALICE_ARCHIVE} ({type(error).__name__}): pass a text file instead, '
-            'or use "python-docs".'
+            f'the text "alice" could not be downloaded from {ALICE_ARCHIVE}'
+            f' ({type(error).__name__}): pass a text file instead, or use "python-docs".'
         ) from error
     found = hashlib.sha256(Path(kept).read_bytes()).hexdigest()
     if found != ALICE_SHA256:
-        raise ValueError(f"{kept!r} has sha256 {found}, expected {ALICE_SHA256}: delete it and its archive, or pass a text file instead.")
+        raise ValueError(
+            f"{kept!r} has sha256 {found}, expected {ALICE_SHA256}: delete it and its archive, or"
+            " pass a text file instead."
+        )
     return Path(kept)
 
 
@@ -82,10 +92,16 @@ def _read(path: Path) -> str:
     try:
         content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{str(path)!r} is not UTF-8 text ({error.reason} at byte {error.start}): convert it first.") from error
+        raise ValueError(
+            f"{str(path)!r} is not UTF-8 text ({error.reason} at byte {error.start}): convert it"
+            " first."
+        ) from error
     except OSError as error:
         reason = error.strerror or error
-        raise ValueError(f'the text {str(path)!r} cannot be read ({reason}): pass a file, "python-docs" or "alice".') from error
+        raise ValueError(
+            f'the text {str(path)!r} cannot be read ({reason}): pass a file, "python-docs" or'
+            ' "alice".'
+        ) from error
     if not content.strip():
         raise ValueError(f"{str(path)!r} is empty: pass a file with words in it.")
     return content

@@ -1,1 +1,3 @@
-"""The papers' figures: one file is one figure, with `run` (the numbers) and `draw` (the picture)."""
+"""The papers' figures: one file is one figure, with `run` (the numbers) and `draw` (the
+picture).
+"""

@@ -1,4 +1,6 @@
-"""Figure "ellipses": two covariances in time, one that clusters onto a line and one that blows up [castin25]."""
+"""Figure "ellipses": two covariances in time, one that clusters onto a line and one that blows up
+[castin25].
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,28 @@ Pair = dict[str, Trajectory[Gaussian]]
 
 
 def run(angle: float = 0.5, frames: int = 7) -> Pair:
-    """Softmax with V = I: A = -q q^T flattens the ellipse across q; A = q q^T stretches it to infinity at a known time."""
+    """Softmax with V = I: A = -q q^T flattens the ellipse across q; A = q q^T stretches it to
+    infinity at a known time.
+    """
     q = torch.tensor([np.cos(angle), np.sin(angle)], dtype=torch.float64)
     eye = torch.eye(2, dtype=torch.float64)
-    start = Gaussian(torch.zeros(2, dtype=torch.float64), torch.tensor([[1.0, 0.3], [0.3, 0.6]], dtype=torch.float64))
+    start = Gaussian(
+        torch.zeros(2, dtype=torch.float64),
+        torch.tensor([[1.0, 0.3], [0.3, 0.6]], dtype=torch.float64),
+    )
     blow_up = 1 / (2 * float(q @ start.cov @ q))
-    flat, tall = (Softmax(Heads.from_matrices(sign * torch.outer(q, q), eye)) for sign in (-1.0, 1.0))
+    flat, tall = (
+        Softmax(Heads.from_matrices(sign * torch.outer(q, q), eye)) for sign in (-1.0, 1.0)
+    )
     return {
         "clustering": flow(flat, start, [0.0, *np.geomspace(0.2, 200, frames - 1)], settle=None),
         "blow-up": flow(tall, start, list(np.linspace(0, 0.93 * blow_up, frames))),
     }
 
 
-def outline(cov: Float[Tensor, "2 2"], mean: Float[Tensor, " 2"], points: int = 120) -> Float[Tensor, "points 2"]:
+def outline(
+    cov: Float[Tensor, "2 2"], mean: Float[Tensor, " 2"], points: int = 120
+) -> Float[Tensor, "points 2"]:
     """The ellipse of all points one standard deviation from the mean."""
     angle = torch.linspace(0, 2 * torch.pi, points, dtype=cov.dtype)
     return mean + torch.stack([angle.cos(), angle.sin()], dim=-1) @ Gaussian(mean, cov).factor()
@@ -48,7 +59,12 @@ def draw(pair: Pair) -> Figure:
         ax = figure.add_subplot(1, 2, place, aspect="equal")
         shades = colormaps["viridis"](np.linspace(0, 0.9, len(got.states)))
         for t, state, shade in zip(got.times.tolist(), got.states, shades, strict=True):
-            ax.plot(*outline(state.cov, state.mean).numpy().T, color=shade, linewidth=1.5, label=f"t = {t:.3g}")
+            ax.plot(
+                *outline(state.cov, state.mean).numpy().T,
+                color=shade,
+                linewidth=1.5,
+                label=f"t = {t:.3g}",
+            )
         ax.set(title=name, xlabel="$x_1$", ylabel="$x_2$")
         ax.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

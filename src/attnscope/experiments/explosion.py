@@ -1,4 +1,6 @@
-"""Figure "explosion": positive scores, V = I. Softmax and multi-head blow up in finite time, L2 and Sinkhorn only grow [castin25]."""
+"""Figure "explosion": positive scores, V = I. Softmax and multi-head blow up in finite time, L2 and
+Sinkhorn only grow [castin25].
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ if TYPE_CHECKING:
 def attentions(seed: int) -> dict[str, Attention]:
     """Q = K random, V = I; the two heads have their own Q = K and write one coordinate each."""
     generator = torch.Generator().manual_seed(seed)
-    q, pair, eye = normal(generator, 1, 2, 2), normal(generator, 2, 2, 2), torch.eye(2, dtype=torch.float64)
+    q, pair, eye = (
+        normal(generator, 1, 2, 2),
+        normal(generator, 2, 2, 2),
+        torch.eye(2, dtype=torch.float64),
+    )
     return {
         "softmax": Softmax(Heads(q, q, eye[None])),
         "two heads": Softmax(Heads(pair, pair, eye[:, None, :], eye[:, :, None])),
@@ -33,4 +39,6 @@ def run(seed: int = 0, rings: int = 3, end: float = 8.0) -> Flows:
 
 
 def draw(flows: Flows) -> Figure:
-    return draw_in_disc(flows, "$A_s > 0$, $V = I$: blow-up for softmax, growth for L2 and Sinkhorn")
+    return draw_in_disc(
+        flows, "$A_s > 0$, $V = I$: blow-up for softmax, growth for L2 and Sinkhorn"
+    )

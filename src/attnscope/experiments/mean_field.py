@@ -1,7 +1,8 @@
-r"""Mean-field convergence: the distance between the flow of n particles and a flow of many, against n, for every variant [castin25].
+r"""Mean-field convergence: the distance between the flow of n particles and a flow of many, against
+n, for every variant [castin25].
 
-Tokens are independent draws from one law; masked attentions are compared in the conditional distance, with several tokens
-at each of a few positions.
+Tokens are independent draws from one law; masked attentions are compared in the conditional
+distance, with several tokens at each of a few positions.
 """
 
 from __future__ import annotations
@@ -40,22 +41,44 @@ def run(
     names: tuple[str, ...] | None = None,
     seed: int = 0,
 ) -> list[Curve]:
-    """In dimension 2, from the uniform law on a square; sizes count all particles and are multiples of the number of places, 4."""
+    """In dimension 2, from the uniform law on a square; sizes count all particles and are multiples
+    of the number of places, 4.
+    """
     generator = torch.Generator().manual_seed(seed)
-    heads = Heads.from_matrices(*(0.6 * torch.randn(2, 2, 2, dtype=torch.float64, generator=generator)))
+    heads = Heads.from_matrices(
+        *(0.6 * torch.randn(2, 2, 2, dtype=torch.float64, generator=generator))
+    )
     curves = []
     for name, variant in variants().items():
         if names is None or name in names:
             masks = (False,) if name == "sinkhorn" else (False, True)
-            curves += [_curve(name, variant(heads, causal=mask), sizes, reference, repeats, time, generator) for mask in masks]
+            curves += [
+                _curve(
+                    name, variant(heads, causal=mask), sizes, reference, repeats, time, generator
+                )
+                for mask in masks
+            ]
     return curves
 
 
 def _curve(
-    name: str, attention: Attention, sizes: tuple[int, ...], reference: int, repeats: int, time: float, generator: torch.Generator
+    name: str,
+    attention: Attention,
+    sizes: tuple[int, ...],
+    reference: int,
+    repeats: int,
+    time: float,
+    generator: torch.Generator,
 ) -> Curve:
     def moved(n: int) -> tuple[Particles, Particles]:
-        got = flow(attention, _draw(n, attention.causal, generator), [0.0, time], rtol=1e-5, atol=1e-7, settle=None)
+        got = flow(
+            attention,
+            _draw(n, attention.causal, generator),
+            [0.0, time],
+            rtol=1e-5,
+            atol=1e-7,
+            settle=None,
+        )
         return got.states[0], got.final
 
     between = conditional_wasserstein if attention.causal else wasserstein
@@ -63,8 +86,16 @@ def _curve(
     rows = []
     for n in sizes:
         pairs = [moved(n) for _ in range(repeats)]
-        rows.append([np.mean([between(pair[place], target[place]) for pair in pairs]) for place in (0, 1)])
-    return Curve(name, attention.causal, sizes, [float(row[0]) for row in rows], [float(row[1]) for row in rows])
+        rows.append(
+            [np.mean([between(pair[place], target[place]) for pair in pairs]) for place in (0, 1)]
+        )
+    return Curve(
+        name,
+        attention.causal,
+        sizes,
+        [float(row[0]) for row in rows],
+        [float(row[1]) for row in rows],
+    )
 
 
 def _draw(n: int, causal: bool, generator: torch.Generator) -> Particles:
@@ -85,10 +116,18 @@ def draw(curves: list[Curve]) -> Figure:
     names = sorted({curve.variant for curve in curves})
     for curve in curves:
         color = colormaps["tab10"](names.index(curve.variant))
-        axes[int(curve.causal)].plot(curve.sizes, curve.end, "o-", color=color, markersize=4, label=curve.variant)
+        axes[int(curve.causal)].plot(
+            curve.sizes, curve.end, "o-", color=color, markersize=4, label=curve.variant
+        )
     for ax, title in zip(axes, ("unmasked, $W_2$", "causal, conditional $d_2$"), strict=True):
         sizes = np.array(curves[0].sizes)
-        ax.plot(sizes, curves[0].end[0] * (sizes / sizes[0]) ** -0.5, ":", color="black", label="$n^{-1/2}$")
+        ax.plot(
+            sizes,
+            curves[0].end[0] * (sizes / sizes[0]) ** -0.5,
+            ":",
+            color="black",
+            label="$n^{-1/2}$",
+        )
         ax.set(xscale="log", yscale="log", xlabel="particles $n$", title=title)
         ax.set_xticks(sizes, [str(n) for n in sizes])
         ax.xaxis.set_minor_locator(NullLocator())

@@ -1,4 +1,6 @@
-r"""Figure "plane": two heads that write one coordinate each, the second empty: limits satisfy $(Sq)_1 = 0$, rank 2 allowed [castin25]."""
+r"""Figure "plane": two heads that write one coordinate each, the second empty: limits satisfy
+$(Sq)_1 = 0$, rank 2 allowed [castin25].
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-r"""A normalising flow of invertible attention on sets of points in the plane, against the best Gaussian.
+r"""A normalising flow of invertible attention on sets of points in the plane, against the best
+Gaussian.
 
-A set is n points around two places of its own: one point alone is normal, but points know of each other. The flow maps a set to noise by
-blocks of one layer of tied L2 attention, a bijection of the whole space, and one affine map of the plane. Its density is exact and does not
-depend on the order of the points: $\log p(x) = \log N(z; 0, I) + \sum \log\det$.
+A set is n points around two places of its own: one point alone is normal, but points know of each
+other. The flow maps a set to noise by blocks of one layer of tied L2 attention, a bijection of the
+whole space, and one affine map of the plane. Its density is exact and does not depend on the order
+of the points: $\log p(x) = \log N(z; 0, I) + \sum \log\det$.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ SPREAD = 0.15
 
 
 def clouds(count: int, n: int, generator: torch.Generator) -> Float[Tensor, "count n 2"]:
-    """Sets of n points, each near one of two places with a spread of 0.15; the places are standard normal."""
+    """Sets of n points, each near one of two places with a spread of 0.15; the places are standard
+    normal.
+    """
     places = torch.randn(count, 2, 2, dtype=torch.float64, generator=generator)
     which = torch.randint(0, 2, (count, n, 1), generator=generator)
     centre = torch.where(which == 0, places[:, :1], places[:, 1:])
@@ -37,7 +41,9 @@ class Flow(nn.Module):
 
     def __init__(self, blocks: int, n: int, heads: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Invertible(_attention(heads, generator), n) for _ in range(blocks))
+        self.layers = nn.ModuleList(
+            Invertible(_attention(heads, generator), n) for _ in range(blocks)
+        )
         self.matrices = nn.Parameter(torch.eye(2, dtype=torch.float64).repeat(blocks, 1, 1))
         self.shifts = nn.Parameter(torch.zeros(blocks, 2, dtype=torch.float64))
 
@@ -55,19 +61,25 @@ class Flow(nn.Module):
     def sample(self, count: int, n: int, generator: torch.Generator) -> Float[Tensor, "count n 2"]:
         """Sets drawn from the density: noise through the inverse."""
         x = torch.randn(count, n, 2, dtype=torch.float64, generator=generator)
-        for layer, matrix, shift in reversed(list(zip(self.layers, self.matrices, self.shifts, strict=True))):
+        for layer, matrix, shift in reversed(
+            list(zip(self.layers, self.matrices, self.shifts, strict=True))
+        ):
             assert isinstance(layer, Invertible)
             x = layer.inverse(torch.linalg.solve(matrix, (x - shift).mT).mT).x
         return x
 
 
 def _attention(heads: int, generator: torch.Generator) -> L2:
-    query, reads = (torch.randn(heads, 2, 2, dtype=torch.float64, generator=generator) for _ in range(2))
+    query, reads = (
+        torch.randn(heads, 2, 2, dtype=torch.float64, generator=generator) for _ in range(2)
+    )
     return L2(Heads(query, query, reads @ query))
 
 
 class Trained(NamedTuple):
-    """Mean log-likelihood per point on held-out sets, in nats: of the flow while it learns, of the best Gaussian, of the law itself."""
+    """Mean log-likelihood per point on held-out sets, in nats: of the flow while it learns, of the
+    best Gaussian, of the law itself.
+    """
 
     steps: list[int]
     flow: list[float]
@@ -79,9 +91,18 @@ class Trained(NamedTuple):
 
 
 def run(
-    n: int = 5, blocks: int = 10, heads: int = 2, steps: int = 400, batch: int = 64, held: int = 256, fitted: int = 20_000, seed: int = 0
+    n: int = 5,
+    blocks: int = 10,
+    heads: int = 2,
+    steps: int = 400,
+    batch: int = 64,
+    held: int = 256,
+    fitted: int = 20_000,
+    seed: int = 0,
 ) -> Trained:
-    """Train on fresh sets and follow the likelihood on held-out ones. The Gaussian, of dimension 2n, is fitted to other sets."""
+    """Train on fresh sets and follow the likelihood on held-out ones. The Gaussian, of dimension
+    2n, is fitted to other sets.
+    """
     generator = torch.Generator().manual_seed(seed)
     test, network = clouds(held, n, generator), Flow(blocks, n, heads, generator)
     optimiser = torch.optim.Adam(network.parameters(), lr=2e-2)
@@ -99,11 +120,14 @@ def run(
         schedule.step()
     gaussian = _gaussian(clouds(fitted, n, generator).flatten(1), test.flatten(1))
     law = float(law_log_density(test).mean())
-    return Trained(at, likelihood, gaussian / n, law / n, network, test, network.sample(held, n, generator))
+    return Trained(
+        at, likelihood, gaussian / n, law / n, network, test, network.sample(held, n, generator)
+    )
 
 
 def law_log_density(x: Float[Tensor, "count n 2"]) -> Float[Tensor, " count"]:
-    r"""The density of the sets themselves: a sum over who belongs to which place, both places integrated out.
+    r"""The density of the sets themselves: a sum over who belongs to which place, both places
+    integrated out.
 
     m points around a place have covariance $s^2I + 11^T$ in each coordinate.
     """
@@ -113,7 +137,9 @@ def law_log_density(x: Float[Tensor, "count n 2"]) -> Float[Tensor, " count"]:
     for member in (chosen, 1 - chosen):
         m, variance = member.sum(-1), SPREAD**2
         square = x.square().sum(-1) @ member.mT / variance
-        shared = torch.einsum("cnd,an->cad", x, member).square().sum(-1) / (variance * (variance + m))
+        shared = torch.einsum("cnd,an->cad", x, member).square().sum(-1) / (
+            variance * (variance + m)
+        )
         volume = m * math.log(2 * math.pi * variance) + torch.log1p(m / variance)
         total = total - volume - (square - shared) / 2
     return total.logsumexp(-1) - n * math.log(2)
@@ -130,14 +156,32 @@ def draw(trained: Trained) -> Figure:
 
     figure = Figure(figsize=(11, 3.8), layout="constrained")
     left, middle, right = figure.subplots(1, 3, width_ratios=(1.3, 1, 1))
-    left.plot(trained.steps, trained.flow, "o-", markersize=3, color="#2166ac", label="flow of invertible attention")
+    left.plot(
+        trained.steps,
+        trained.flow,
+        "o-",
+        markersize=3,
+        color="#2166ac",
+        label="flow of invertible attention",
+    )
     left.axhline(trained.gaussian, linestyle="--", color="#b2182b", label="best Gaussian")
     left.axhline(trained.law, linestyle=":", color="black", label="the law itself")
-    left.set(xlabel="training step", ylabel="log-likelihood per point (nats)", title="Held-out sets")
+    left.set(
+        xlabel="training step", ylabel="log-likelihood per point (nats)", title="Held-out sets"
+    )
     left.legend(fontsize=8, frameon=False)
-    for ax, sets, title in ((middle, trained.held, "three sets of the data"), (right, trained.samples, "three sets drawn from the flow")):
+    for ax, sets, title in (
+        (middle, trained.held, "three sets of the data"),
+        (right, trained.samples, "three sets drawn from the flow"),
+    ):
         ax.scatter(*sets.flatten(0, 1).mT.numpy(), s=2, color="#d0d3d8")
         for points, color in zip(sets[:3], ("#2166ac", "#b2182b", "#1b7837"), strict=True):
             ax.scatter(*points.mT.numpy(), s=22, color=color)
-        ax.set(xlim=(-3.2, 3.2), ylim=(-3.2, 3.2), aspect="equal", title=title, xlabel="all sets in grey")
+        ax.set(
+            xlim=(-3.2, 3.2),
+            ylim=(-3.2, 3.2),
+            aspect="equal",
+            title=title,
+            xlabel="all sets in grey",
+        )
     return figure

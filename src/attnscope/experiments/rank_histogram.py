@@ -1,4 +1,6 @@
-"""Figure "rank histograms": the rank of the limit when K = -Q has rank d//2, softmax and L2, V = I and V random [castin25]."""
+"""Figure "rank histograms": the rank of the limit when K = -Q has rank d//2, softmax and L2, V = I
+and V random [castin25].
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ GROWN = 1e6
 
 
 class Case(NamedTuple):
-    """One panel: how many runs ended with each rank (at the widest gap of the spectrum), those that stayed bounded and those that did not.
+    """One panel: how many runs ended with each rank (at the widest gap of the spectrum), those that
+    stayed bounded and those that did not.
 
-    A run that did not either blew up or grew by more than GROWN; the rank is then that of S / tr S where it ended.
+    A run that did not either blew up or grew by more than GROWN; the rank is then that of S / tr S
+    where it ended.
     """
 
     attention: str
@@ -35,7 +39,9 @@ class Case(NamedTuple):
     failed: int
 
 
-def run(dims: tuple[int, ...] = (3, 4, 5), runs: int = 100, seed: int = 0, end: float = 1e6) -> list[Case]:
+def run(
+    dims: tuple[int, ...] = (3, 4, 5), runs: int = 100, seed: int = 0, end: float = 1e6
+) -> list[Case]:
     cases = []
     for name in ("softmax", "L2"):
         for values in ("identity", "random"):
@@ -45,15 +51,32 @@ def run(dims: tuple[int, ...] = (3, 4, 5), runs: int = 100, seed: int = 0, end: 
     return cases
 
 
-def _case(name: str, values: str, dim: int, runs: int, generator: torch.Generator, end: float) -> Case:
+def _case(
+    name: str, values: str, dim: int, runs: int, generator: torch.Generator, end: float
+) -> Case:
     bounded: Counter[int] = Counter()
     unbounded: Counter[int] = Counter()
     failed = 0
     for _ in range(runs):
         q, z = normal(generator, 1, dim // 2, dim), normal(generator, dim, dim)
-        v = torch.eye(dim, dtype=torch.float64)[None] if values == "identity" else normal(generator, 1, dim, dim)
-        attention = Softmax(Heads(q, -q, v, scale=dim**-0.5)) if name == "softmax" else L2(Heads(q / dim**0.5, -q, v, scale=1.0))
-        got = flow(attention, Gaussian(torch.zeros(dim, dtype=torch.float64), z @ z.mT), [0, end], rtol=1e-6, atol=1e-9, max_steps=300)
+        v = (
+            torch.eye(dim, dtype=torch.float64)[None]
+            if values == "identity"
+            else normal(generator, 1, dim, dim)
+        )
+        attention = (
+            Softmax(Heads(q, -q, v, scale=dim**-0.5))
+            if name == "softmax"
+            else L2(Heads(q / dim**0.5, -q, v, scale=1.0))
+        )
+        got = flow(
+            attention,
+            Gaussian(torch.zeros(dim, dtype=torch.float64), z @ z.mT),
+            [0, end],
+            rtol=1e-6,
+            atol=1e-9,
+            max_steps=300,
+        )
         grown = got.status == "blew up" or float(got.final.cov.trace() / got.cov[0].trace()) > GROWN
         if got.status == "failed" and not grown:
             failed += 1
@@ -76,7 +99,13 @@ def draw(cases: list[Case]) -> Figure:
         ranks = list(range(1, case.dim + 1))
         below = [case.bounded[rank] for rank in ranks]
         ax.bar(ranks, below, color=BLUE, label="bounded")
-        ax.bar(ranks, [case.unbounded[rank] for rank in ranks], bottom=below, color=RED, label="unbounded: of $S/$trace")
+        ax.bar(
+            ranks,
+            [case.unbounded[rank] for rank in ranks],
+            bottom=below,
+            color=RED,
+            label="unbounded: of $S/$trace",
+        )
         ax.axvline((case.dim + 1) // 2, color=GREY, linestyle=":", linewidth=1.2, zorder=0)
         ax.set(title=f"{case.attention}, $V$ {case.values}, $d = {case.dim}$", xticks=ranks)
         ax.title.set_fontsize(9)
@@ -85,5 +114,11 @@ def draw(cases: list[Case]) -> Figure:
         if place > len(cases) - len(dims):
             ax.set_xlabel("rank")
         ax.yaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    figure.legend(
+        *figure.axes[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=2,
+        fontsize=8,
+        frameon=False,
+    )
     return figure

@@ -1,4 +1,6 @@
-"""Figure "to zero": with K = -Q and positive values every covariance shrinks to 0, for four attentions [castin25]."""
+"""Figure "to zero": with K = -Q and positive values every covariance shrinks to 0, for four
+attentions [castin25].
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def attentions(seed: int) -> dict[str, Attention]:
-    """Q random, K = -Q, V = R R^T; the two heads of the multi-head attention read one row of Q each."""
+    """Q random, K = -Q, V = R R^T; the two heads of the multi-head attention read one row of Q
+    each.
+    """
     generator = torch.Generator().manual_seed(seed)
     q, r = normal(generator, 1, 2, 2), normal(generator, 2, 2)
     v = (r @ r.mT + 0.1 * torch.eye(2, dtype=torch.float64))[None]

@@ -1,4 +1,5 @@
-r"""Figure "two lines": indefinite scores, general values: covariances stay bounded and end with rank one [castin25].
+r"""Figure "two lines": indefinite scores, general values: covariances stay bounded and end with
+rank one [castin25].
 
 Under softmax a limit $p p^T$ lies on one of the two isotropic lines $p^T A p = 0$.
 """
@@ -26,7 +27,9 @@ def attentions(seed: int) -> dict[str, Attention]:
 
 
 def run(seed: int = 3, rings: int = 3, end: float = 1e3) -> Flows:
-    """Seed 3 draws values under which all these limits attract; other seeds may blow up (figure "mixed")."""
+    """Seed 3 draws values under which all these limits attract; other seeds may blow up (figure
+    "mixed").
+    """
     return from_disc(attentions(seed), end, rings)
 
 

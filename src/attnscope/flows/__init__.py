@@ -1,4 +1,6 @@
-"""How tokens flow with depth: particles and Gaussians in time, the spaces they live in, and what to measure on the way."""
+"""How tokens flow with depth: particles and Gaussians in time, the spaces they live in, and what to
+measure on the way.
+"""
 
 from attnscope.flows.energies import Energy, energy
 from attnscope.flows.integrate import flow

@@ -1,4 +1,6 @@
-"""When a flow has ended before its last time: it blew up, or it has come to rest. Neither is read off the size of the field alone."""
+"""When a flow has ended before its last time: it blew up, or it has come to rest. Neither is read
+off the size of the field alone.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,15 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 CLOSE = 1e-5
-"""A blow-up is declared when the time left to it is this small a part of the time since the start."""
+"""A blow-up is declared when the time left to it is this small a part of the time since the start.
+"""
 CHANGE = 1e-2
-"""The growth rate is measured over relative changes of size of at least this, well above the solver's error."""
+"""The growth rate is measured over relative changes of size of at least this, well above the
+solver's error.
+"""
 STEEPEST = 1e3
-"""Poles of order down to one over this are recognised: 1 / rho is at most this times the time left."""
+"""Poles of order down to one over this are recognised: 1 / rho is at most this times the time left.
+"""
 WINDOW = 1.25
 """Movement is measured over windows that end at times in this ratio."""
 FIRST_WINDOW = 0.01
@@ -22,9 +28,11 @@ SLOWED = 1e-3
 
 
 class BlowUp:
-    r"""Watches $\rho = d \log|y| / dt$. A flow that blows up like $(T - t)^{-p}$ has $1/\rho = (T - t)/p$, a line that reaches 0 at $T$.
+    r"""Watches $\rho = d \log|y| / dt$. A flow that blows up like $(T - t)^{-p}$ has $1/\rho = (T -
+    t)/p$, a line that reaches 0 at $T$.
 
-    Exponential growth has constant $\rho$ and is never taken for a blow-up, however large $|y|$ becomes.
+    Exponential growth has constant $\rho$ and is never taken for a blow-up, however large $|y|$
+    becomes.
     """
 
     def __init__(self, start: float, size: Array) -> None:
@@ -34,7 +42,9 @@ class BlowUp:
         self.time = np.full_like(size, np.inf)
 
     def step(self, members: NDArray[np.int64], t: float, size: Array) -> None:
-        """Take in the sizes of these members at time t, and extrapolate the line to zero. Small changes wait until they have added up."""
+        """Take in the sizes of these members at time t, and extrapolate the line to zero. Small
+        changes wait until they have added up.
+        """
         with np.errstate(all="ignore"):
             grown = np.log(size / self.size[members])
             ready = np.abs(grown) >= CHANGE
@@ -49,7 +59,9 @@ class BlowUp:
         self.before[members], self.size[members] = t, size
         self.middle[members], self.inverse[members] = middle, inverse
 
-    def reached(self, members: NDArray[np.int64], t: float, close: float = CLOSE) -> NDArray[np.bool_]:
+    def reached(
+        self, members: NDArray[np.int64], t: float, close: float = CLOSE
+    ) -> NDArray[np.bool_]:
         """Whose pole is near: little time is left, and the size changes on that scale of time."""
         near = close * (t - self.start)
         with np.errstate(invalid="ignore"):
@@ -59,11 +71,14 @@ class BlowUp:
 class Rest:
     """Watches the movement over windows of time, each member relative to its own size.
 
-    At rest: at the speed of the last window the rest of the asked time would move it by less than `settle`, that speed is
-    far below the highest one, and it is not rising. An estimate: a metastable state that lasts longer than a window passes too.
+    At rest: at the speed of the last window the rest of the asked time would move it by less than
+    `settle`, that speed is far below the highest one, and it is not rising. An estimate: a
+    metastable state that lasts longer than a window passes too.
     """
 
-    def __init__(self, start: float, stop: float, members: int, settle: float, noise: float) -> None:
+    def __init__(
+        self, start: float, stop: float, members: int, settle: float, noise: float
+    ) -> None:
         self.start, self.stop, self.settle, self.noise = start, stop, settle, noise
         self.window_start, self.window_end = start, start + FIRST_WINDOW * (stop - start)
         self.fastest, self.speed = np.zeros(members), np.full(members, np.inf)
@@ -72,7 +87,9 @@ class Rest:
         return t >= self.window_end
 
     def step(self, members: NDArray[np.int64], t: float, moved: Array) -> NDArray[np.bool_]:
-        """Close the window at t: which of these members, having moved this far in it, are at rest."""
+        """Close the window at t: which of these members, having moved this far in it, are at
+        rest.
+        """
         speed = moved / (t - self.window_start)
         slow = speed * (self.stop - self.window_start) <= self.settle
         calm = (speed <= self.speed[members]) | (moved <= self.noise)

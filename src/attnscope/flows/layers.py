@@ -1,4 +1,6 @@
-r"""`residual`: the Transformer itself, layer by layer, differentiable. As the step goes to zero it converges to the flow, order one."""
+r"""`residual`: the Transformer itself, layer by layer, differentiable. As the step goes to zero it
+converges to the flow, order one.
+"""
 
 from __future__ import annotations
 
@@ -28,25 +30,43 @@ def residual(
     post_norm: Tokenwise | Sequence[Tokenwise] | None = None,
     mlp: Tokenwise | Sequence[Tokenwise] | None = None,
 ) -> Trajectory[Measure]:
-    r"""`depth` layers $x \leftarrow x + \tau\,\Gamma_\mu(x)$ with $\tau$ = `step`, all in torch: gradients pass through.
+    r"""`depth` layers $x \leftarrow x + \tau\,\Gamma_\mu(x)$ with $\tau$ = `step`, all in torch:
+    gradients pass through.
 
-    With `pre_norm` N a layer reads the normalised tokens, $x + \tau\,\Gamma_{N_\#\mu}(N(x))$; `post_norm` normalises after
-    each residual sum (a `Sphere()` serves); an `mlp` f adds $x \leftarrow x + \tau f(x)$, normalised alike. Each is one for all layers
-    or a list, one per layer. A Gaussian maps exactly, $S \mapsto (I + \tau B) S (I + \tau B)^T$. Times are `step` times the layer.
+    With `pre_norm` N a layer reads the normalised tokens, $x + \tau\,\Gamma_{N_\#\mu}(N(x))$;
+    `post_norm` normalises after each residual sum (a `Sphere()` serves); an `mlp` f adds $x
+    \leftarrow x + \tau f(x)$, normalised alike. Each is one for all layers or a list, one per
+    layer. A Gaussian maps exactly, $S \mapsto (I + \tau B) S (I + \tau B)^T$. Times are `step`
+    times the layer.
     """
     check_positive("step", step)
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
         raise ValueError(f"depth must be a whole number of at least 1, got {depth!r}.")
     attentions = _per_layer("attention", attention, depth)
-    parts = [_per_layer(name, part, depth) for name, part in (("pre_norm", pre_norm), ("post_norm", post_norm), ("mlp", mlp))]
+    parts = [
+        _per_layer(name, part, depth)
+        for name, part in (("pre_norm", pre_norm), ("post_norm", post_norm), ("mlp", mlp))
+    ]
     if isinstance(mu, Gaussian) and any(part is not None for part in (pre_norm, post_norm, mlp)):
-        raise ValueError("norms and MLPs do not keep a Gaussian Gaussian. Use particles: gaussian.sample(n, generator=seed).")
+        raise ValueError(
+            "norms and MLPs do not keep a Gaussian Gaussian. Use particles: gaussian.sample(n,"
+            " generator=seed)."
+        )
     states: list[Any] = [mu]
     outcome = Outcome("finished", step * depth, "went through all layers")
-    for number, (layer, before, after, inner) in enumerate(zip(attentions, *parts, strict=True), start=1):
+    for number, (layer, before, after, inner) in enumerate(
+        zip(attentions, *parts, strict=True), start=1
+    ):
         state = states[-1]
-        moved = _gaussian_layer(layer, state, step) if isinstance(state, Gaussian) else _layer(layer, state, step, before, after, inner)
-        if not all(torch.isfinite(part).all() for part in ([moved.x] if isinstance(moved, Particles) else [moved.mean, moved.cov])):
+        moved = (
+            _gaussian_layer(layer, state, step)
+            if isinstance(state, Gaussian)
+            else _layer(layer, state, step, before, after, inner)
+        )
+        if not all(
+            torch.isfinite(part).all()
+            for part in ([moved.x] if isinstance(moved, Particles) else [moved.mean, moved.cov])
+        ):
             reason = f"layer {number} of {depth} left the range of floating-point numbers"
             outcome = Outcome("blew up", step * (number - 1), reason)
             break
@@ -56,7 +76,12 @@ def residual(
 
 
 def _layer(
-    attention: Attention, mu: Particles, step: float, before: Tokenwise | None, after: Tokenwise | None, mlp: Tokenwise | None
+    attention: Attention,
+    mu: Particles,
+    step: float,
+    before: Tokenwise | None,
+    after: Tokenwise | None,
+    mlp: Tokenwise | None,
 ) -> Particles:
     seen = mu if before is None else mu.at(before(mu.x))
     x = mu.x + step * attention(seen.x, seen)
@@ -77,7 +102,10 @@ def _gaussian_layer(attention: Attention, mu: Gaussian, step: float) -> Gaussian
 def _per_layer(name: str, part: Part | Sequence[Part], depth: int) -> list[Part]:
     if isinstance(part, Sequence) and not isinstance(part, str):
         if len(part) != depth:
-            raise ValueError(f"{name} must be one for all layers or a list of depth = {depth}, got a list of {len(part)}.")
+            raise ValueError(
+                f"{name} must be one for all layers or a list of depth = {depth}, got a list of"
+                f" {len(part)}."
+            )
         return list(part)
     if name == "attention" and not isinstance(part, Attention):
         raise TypeError(f"attention must be an Attention or a list of them, got {described(part)}.")

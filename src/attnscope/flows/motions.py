@@ -1,10 +1,13 @@
-r"""What the solver moves: particles as they are, a Gaussian as its mean and a factor of its covariance.
+r"""What the solver moves: particles as they are, a Gaussian as its mean and a factor of its
+covariance.
 
-On $N(m, LL^T)$ the field is affine, $\Gamma(x) = Bx + b$, so $m' = Bm + b$ and $L' = BL$ [castin25]: $S = LL^T$ stays symmetric and
-positive semi-definite whatever the solver's error, and keeps its rank.
+On $N(m, LL^T)$ the field is affine, $\Gamma(x) = Bx + b$, so $m' = Bm + b$ and $L' = BL$
+[castin25]: $S = LL^T$ stays symmetric and positive semi-definite whatever the solver's error, and
+keeps its rank.
 
-A motion is an array (members, numbers), one row per member of the stack, in float64. `velocity` is its time derivative, `size` the
-number whose blow-up is that of the member, `moved` how far each member went relative to its larger size.
+A motion is an array (members, numbers), one row per member of the stack, in float64. `velocity` is
+its time derivative, `size` the number whose blow-up is that of the member, `moved` how far each
+member went relative to its larger size.
 """
 
 from __future__ import annotations
@@ -24,13 +27,18 @@ Members = NDArray[np.int64]
 
 
 class CloudMotion:
-    """Particles in $R^d$ or on a surface. On a surface the solver moves points of the cone over it and reads them radially."""
+    """Particles in $R^d$ or on a surface. On a surface the solver moves points of the cone over it
+    and reads them radially.
+    """
 
     def __init__(self, mu: Particles, space: Space | None, fast: Interpolated | None) -> None:
         self.dtype, self.shape, self.space, self.fast = mu.x.dtype, mu.x.shape, space, fast
         self.original = mu
         exact = mu.to(torch.float64)
-        x, weights = exact.x.detach().reshape(-1, mu.n, mu.dim), exact.weights.detach().reshape(-1, mu.n)
+        x, weights = (
+            exact.x.detach().reshape(-1, mu.n, mu.dim),
+            exact.weights.detach().reshape(-1, mu.n),
+        )
         positions = None if exact.positions is None else exact.positions.reshape(-1, mu.n)
         self.cloud = Particles(x, weights / weights.sum(-1, keepdim=True), positions)
         self.start = x.reshape(len(x), -1).cpu().numpy().copy()
@@ -67,7 +75,10 @@ class CloudMotion:
         return np.linalg.norm(y, axis=-1)
 
     def moved(self, before: Array, after: Array) -> Array:
-        first, second = (self._points(y) if self.space is None else self.space(self._points(y)) for y in (before, after))
+        first, second = (
+            self._points(y) if self.space is None else self.space(self._points(y))
+            for y in (before, after)
+        )
         radius = torch.maximum(_farthest(first), _farthest(second))
         return (_farthest(second - first) / radius.clamp(min=1e-300)).cpu().numpy()
 
@@ -80,7 +91,12 @@ class GaussianMotion:
     """Mean and factor, d + d^2 numbers per member."""
 
     def __init__(self, mu: Gaussian) -> None:
-        self.dtype, self.shape, self.device, d = mu.mean.dtype, mu.mean.shape, mu.mean.device, mu.dim
+        self.dtype, self.shape, self.device, d = (
+            mu.mean.dtype,
+            mu.mean.shape,
+            mu.mean.device,
+            mu.dim,
+        )
         exact = mu.to(torch.float64)
         parts = (exact.mean.detach().reshape(-1, d), exact.factor().detach().reshape(-1, d * d))
         self.start = torch.cat(parts, dim=-1).cpu().numpy().copy()
@@ -101,9 +117,13 @@ class GaussianMotion:
         return np.linalg.norm(y, axis=-1)
 
     def moved(self, before: Array, after: Array) -> Array:
-        """The larger of the mean's movement and the covariance's: a factor may turn while its covariance rests."""
+        """The larger of the mean's movement and the covariance's: a factor may turn while its
+        covariance rests.
+        """
         (m, f), (mean, factor) = self._parts(before), self._parts(after)
-        size = torch.from_numpy(np.maximum(self.size(before), self.size(after)).clip(min=1e-150)).to(self.device)
+        size = torch.from_numpy(
+            np.maximum(self.size(before), self.size(after)).clip(min=1e-150)
+        ).to(self.device)
         shift = torch.linalg.vector_norm(mean - m, dim=-1) / size
         change = torch.linalg.matrix_norm(factor @ factor.mT - f @ f.mT) / size**2
         return torch.maximum(shift, change).cpu().numpy()
@@ -111,7 +131,10 @@ class GaussianMotion:
     def state(self, y: Array) -> Gaussian:
         mean, factor = self._parts(y)
         cov = factor @ factor.mT
-        return Gaussian(mean.reshape(self.shape).to(self.dtype), cov.reshape(*self.shape, self.shape[-1]).to(self.dtype))
+        return Gaussian(
+            mean.reshape(self.shape).to(self.dtype),
+            cov.reshape(*self.shape, self.shape[-1]).to(self.dtype),
+        )
 
 
 Motion = CloudMotion | GaussianMotion

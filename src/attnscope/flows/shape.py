@@ -1,4 +1,6 @@
-"""What a measure looks like on its way: rank and anisotropy of its covariance, clusters of its particles."""
+"""What a measure looks like on its way: rank and anisotropy of its covariance, clusters of its
+particles.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,20 @@ from attnscope.validation import check_positive, check_tensor
 
 
 def rank(cov: Float[Tensor, "*stack d d"], threshold: float = 1e-3) -> Int[Tensor, "*stack"]:
-    """How many eigenvalues of a covariance exceed `threshold` times its largest one (0 for the zero matrix)."""
+    """How many eigenvalues of a covariance exceed `threshold` times its largest one (0 for the zero
+    matrix).
+    """
     check_tensor("cov", cov, "... d d")
     check_positive("threshold", threshold)
     values = torch.linalg.eigvalsh((cov + cov.mT) / 2)
     return ((values > threshold * values[..., -1:]) & (values > 0)).sum(-1)
 
 
-def spectral_gap_rank(cov: Float[Tensor, "*stack d d"], floor: float = 1e-14) -> Int[Tensor, "*stack"]:
-    """The rank at the widest gap between consecutive eigenvalues on a logarithmic scale, those below `floor` times the largest as one.
+def spectral_gap_rank(
+    cov: Float[Tensor, "*stack d d"], floor: float = 1e-14
+) -> Int[Tensor, "*stack"]:
+    """The rank at the widest gap between consecutive eigenvalues on a logarithmic scale, those
+    below `floor` times the largest as one.
 
     With no gap wider than a factor 10 the rank is full.
     """
@@ -39,7 +46,9 @@ def spectral_gap_rank(cov: Float[Tensor, "*stack d d"], floor: float = 1e-14) ->
         return (values[..., 0] > 0).long()
     widest, place = drops.max(-1)
     full = torch.full_like(place, cov.shape[-1])
-    return torch.where(values[..., 0] <= 0, torch.zeros_like(place), torch.where(widest > 1, place + 1, full))
+    return torch.where(
+        values[..., 0] <= 0, torch.zeros_like(place), torch.where(widest > 1, place + 1, full)
+    )
 
 
 def anisotropy(cov: Float[Tensor, "*stack d d"]) -> Float[Tensor, "*stack"]:
@@ -58,7 +67,9 @@ class Clusters(NamedTuple):
 
 
 def clusters(mu: Particles, gap: float) -> Clusters:
-    """The clusters of a cloud: two particles belong together when a chain of particles leads from one to the other by hops <= `gap`."""
+    """The clusters of a cloud: two particles belong together when a chain of particles leads from
+    one to the other by hops <= `gap`.
+    """
     check_positive("gap", gap)
     check_tensor("mu.x", mu.x, "n d")
     x = mu.x.detach().cpu().to(torch.float64).numpy()
@@ -68,23 +79,31 @@ def clusters(mu: Particles, gap: float) -> Clusters:
     return Clusters(count, torch.from_numpy(labels[cell].astype(np.int64)), float(gap))
 
 
-def _linked_cells(x: NDArray[np.float64], cell: NDArray[np.int64], count: int, gap: float) -> tuple[int, NDArray[np.int64]]:
-    """Components of the graph of cells, each of diameter `gap` so that its particles belong together.
+def _linked_cells(
+    x: NDArray[np.float64], cell: NDArray[np.int64], count: int, gap: float
+) -> tuple[int, NDArray[np.int64]]:
+    """Components of the graph of cells, each of diameter `gap` so that its particles belong
+    together.
 
-    Cells whose first particles are within `gap` are linked at once; the pairs that are still apart and near enough are looked into.
+    Cells whose first particles are within `gap` are linked at once; the pairs that are still apart
+    and near enough are looked into.
     """
     order = np.argsort(cell, kind="stable")
     starts = np.searchsorted(cell[order], np.arange(count + 1))
     first = x[order[starts[:-1]]]
     near = scipy.spatial.cKDTree(first).query_pairs(3 * gap, output_type="ndarray")
     close = np.linalg.norm(first[near[:, 0]] - first[near[:, 1]], axis=1) <= gap
-    graph = scipy.sparse.coo_matrix((np.ones(int(close.sum())), tuple(near[close].T)), shape=(count, count))
+    graph = scipy.sparse.coo_matrix(
+        (np.ones(int(close.sum())), tuple(near[close].T)), shape=(count, count)
+    )
     parts, part = connected_components(graph, directed=False)
     joined = DisjointSet(range(parts))
     for a, b in near[~close]:
         if not joined.connected(part[a], part[b]):
             here, there = (x[order[starts[place] : starts[place + 1]]] for place in (a, b))
-            distance, _ = scipy.spatial.cKDTree(here).query(there, distance_upper_bound=gap * (1 + 1e-12))
+            distance, _ = scipy.spatial.cKDTree(here).query(
+                there, distance_upper_bound=gap * (1 + 1e-12)
+            )
             if np.isfinite(distance).any():
                 joined.merge(part[a], part[b])
     _, labels = np.unique([joined[place] for place in part], return_inverse=True)

@@ -1,4 +1,6 @@
-"""The figures of the paper for a run: constant against length, constant against radius, radius against length, heads by layers."""
+"""The figures of the paper for a run: constant against length, constant against radius, radius
+against length, heads by layers.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def _saved(path: Path, draw: Callable[[Any], None]) -> Path:
     return path
 
 
-def _panels(figure: Any, rows: Sequence[Row], draw: Callable[[Any, Sequence[Row], Any], Any]) -> None:
+def _panels(
+    figure: Any, rows: Sequence[Row], draw: Callable[[Any, Sequence[Row], Any], Any]
+) -> None:
     """One panel per layer on common axes, one colour bar for all."""
     from matplotlib.colors import Normalize
 
@@ -61,42 +65,79 @@ def _panels(figure: Any, rows: Sequence[Row], draw: Callable[[Any, Sequence[Row]
     for panel in axes.flat[len(layers) :]:
         panel.set_visible(False)
     if draw is not _radius_against_length:
-        figure.colorbar(dots, ax=axes, label="tokens n" if draw is _against_radius else "radius R (RMS token norm)", shrink=0.8)
+        figure.colorbar(
+            dots,
+            ax=axes,
+            label="tokens n" if draw is _against_radius else "radius R (RMS token norm)",
+            shrink=0.8,
+        )
     figure.suptitle(f"{Path(rows[0].model).name}, part: {rows[0].part}", fontsize=11)
-    figure.supxlabel("radius R (RMS token norm)" if draw is _against_radius else "tokens n", fontsize=10)
-    figure.supylabel("radius R (RMS token norm)" if draw is _radius_against_length else "local Lipschitz constant", fontsize=10)
+    figure.supxlabel(
+        "radius R (RMS token norm)" if draw is _against_radius else "tokens n", fontsize=10
+    )
+    figure.supylabel(
+        (
+            "radius R (RMS token norm)"
+            if draw is _radius_against_length
+            else "local Lipschitz constant"
+        ),
+        fontsize=10,
+    )
 
 
 def _against_length(panel: Any, rows: Sequence[Row], scale: Any) -> Any:
     n, sigma = [row.n for row in rows], [row.lower for row in rows]
-    dots = panel.scatter(n, sigma, c=[row.radius for row in rows], cmap=MAP, norm=scale, s=9, linewidths=0)
+    dots = panel.scatter(
+        n, sigma, c=[row.radius for row in rows], cmap=MAP, norm=scale, s=9, linewidths=0
+    )
     fit = growth(n, sigma)
     if fit is not None:
         x = np.linspace(min(n), max(n), 100)
-        panel.plot(x, fit.factor * x**fit.exponent, color="crimson", linewidth=1.4, label=rf"{fit.factor:.3g} $n^{{{fit.exponent:.2f}}}$")
+        panel.plot(
+            x,
+            fit.factor * x**fit.exponent,
+            color="crimson",
+            linewidth=1.4,
+            label=rf"{fit.factor:.3g} $n^{{{fit.exponent:.2f}}}$",
+        )
         panel.legend(fontsize=8, frameon=False, loc="upper left")
     return dots
 
 
 def _against_radius(panel: Any, rows: Sequence[Row], scale: Any) -> Any:
     return panel.scatter(
-        [row.radius for row in rows], [row.lower for row in rows], c=[row.n for row in rows], cmap=MAP, norm=scale, s=9, linewidths=0
+        [row.radius for row in rows],
+        [row.lower for row in rows],
+        c=[row.n for row in rows],
+        cmap=MAP,
+        norm=scale,
+        s=9,
+        linewidths=0,
     )
 
 
 def _radius_against_length(panel: Any, rows: Sequence[Row], scale: Any) -> Any:
-    return panel.scatter([row.n for row in rows], [row.radius for row in rows], color="#3b528b", s=9, linewidths=0)
+    return panel.scatter(
+        [row.n for row in rows], [row.radius for row in rows], color="#3b528b", s=9, linewidths=0
+    )
 
 
 def _heat_map(figure: Any, rows: Sequence[Row]) -> None:
     """The median constant of each head at the longest length at which heads were measured."""
     single = [row for row in rows if row.head is not None]
     longest = max(row.n for row in single)
-    layers, heads = sorted({row.layer for row in single}), sorted({row.head for row in single if row.head is not None})
+    layers, heads = (
+        sorted({row.layer for row in single}),
+        sorted({row.head for row in single if row.head is not None}),
+    )
     table = np.full((len(heads), len(layers)), np.nan)
     for i, head in enumerate(heads):
         for j, layer in enumerate(layers):
-            found = [row.lower for row in single if (row.head, row.layer, row.n) == (head, layer, longest)]
+            found = [
+                row.lower
+                for row in single
+                if (row.head, row.layer, row.n) == (head, layer, longest)
+            ]
             table[i, j] = np.median(found) if found else np.nan
     figure.set_size_inches(max(4.8, 2.4 + 0.55 * len(layers)), 1.6 + 0.32 * len(heads))
     panel = figure.subplots()
@@ -105,8 +146,18 @@ def _heat_map(figure: Any, rows: Sequence[Row]) -> None:
     panel.set_yticks(range(len(heads)), heads)
     panel.set_xlabel("layer")
     panel.set_ylabel("head")
-    panel.set_title(f"{Path(rows[0].model).name}: constant of each head, n = {longest}", fontsize=10)
+    panel.set_title(
+        f"{Path(rows[0].model).name}: constant of each head, n = {longest}", fontsize=10
+    )
     for (i, j), value in np.ndenumerate(table):
         dark = value < np.nanmin(table) + 0.6 * (np.nanmax(table) - np.nanmin(table))
-        panel.text(j, i, f"{value:.2g}", ha="center", va="center", fontsize=7, color="white" if dark else "black")
+        panel.text(
+            j,
+            i,
+            f"{value:.2g}",
+            ha="center",
+            va="center",
+            fontsize=7,
+            color="white" if dark else "black",
+        )
     figure.colorbar(image, ax=panel, label="median over sequences")

@@ -1,4 +1,6 @@
-r"""The growth of a constant with the length: $\sigma \approx C\,n^p$, with a bootstrap interval for p."""
+r"""The growth of a constant with the length: $\sigma \approx C\,n^p$, with a bootstrap interval for
+p.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class Fit:
-    """$C\\,n^p$ by least squares on logarithms; `low` and `high` hold 95 % of the bootstrap exponents. An estimate, not a bound."""
+    """$C\\,n^p$ by least squares on logarithms; `low` and `high` hold 95 % of the bootstrap
+    exponents. An estimate, not a bound.
+    """
 
     factor: float
     exponent: float
@@ -21,7 +25,9 @@ class Fit:
 
 
 def growth(lengths: ArrayLike, values: ArrayLike, seed: int = 0) -> Fit | None:
-    """The fit over all points with a positive value; None with fewer than three distinct lengths."""
+    """The fit over all points with a positive value; None with fewer than three distinct
+    lengths.
+    """
     n, sigma = np.asarray(lengths, dtype=float), np.asarray(values, dtype=float)
     good = (sigma > 0) & (n > 0)
     x, y = np.log(n[good]), np.log(sigma[good])

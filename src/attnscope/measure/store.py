@@ -1,4 +1,6 @@
-"""Files of a run: rows are kept as they are measured, everything else is written whole or not at all."""
+"""Files of a run: rows are kept as they are measured, everything else is written whole or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +20,36 @@ from attnscope.files import write_atomically
 
 
 class Store:
-    """A folder of results. Rows, named tuples of one kind, go to a partial file at once, which becomes NAME.jsonl on leaving, however that
-    happens.
+    """A folder of results. Rows, named tuples of one kind, go to a partial file at once, which
+    becomes NAME.jsonl on leaving, however that happens.
     """
 
     def __init__(self, folder: Path, overwrite: bool, name: str = "results") -> None:
         self.folder, self.name = folder, name
         self.rows: list[Any] = []
         if (folder / f"{name}.jsonl").exists() and not overwrite:
-            raise ValueError(f"{str(folder)!r} already holds results: choose another --out, or pass --overwrite to replace them.")
+            raise ValueError(
+                f"{str(folder)!r} already holds results: choose another --out, or pass --overwrite"
+                " to replace them."
+            )
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._partial = (folder / f"{name}.jsonl.partial").open("w")
         except OSError as error:
-            raise ValueError(f"the folder {str(folder)!r} cannot be written ({error.strerror or error}): choose another --out.") from error
+            raise ValueError(
+                f"the folder {str(folder)!r} cannot be written ({error.strerror or error}): choose"
+                " another --out."
+            ) from error
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._partial.close()
         if self.rows:
             os.replace(self._partial.name, self.folder / f"{self.name}.jsonl")

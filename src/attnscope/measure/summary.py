@@ -1,4 +1,6 @@
-"""What a run says, layer by layer: the constant at the longest length, its growth, and the proved bounds beside it."""
+"""What a run says, layer by layer: the constant at the longest length, its growth, and the proved
+bounds beside it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from attnscope.measures import Particles
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """One line of the table: over the sequences of the longest length measured, and the fits over all lengths."""
+    """One line of the table: over the sequences of the longest length measured, and the fits over
+    all lengths.
+    """
 
     layer: int
     n: int
@@ -42,8 +46,12 @@ def summarise(rows: Sequence[Row]) -> list[LayerSummary]:
         here = [row for row in rows if row.layer == layer and row.head is None]
         longest = max(row.n for row in here)
         last = [row.lower for row in here if row.n == longest]
-        gaps = [row.upper / row.lower - 1 for row in here if row.upper is not None and row.lower > 0]
-        released = [(row.n, row.released_estimator) for row in here if row.released_estimator is not None]
+        gaps = [
+            row.upper / row.lower - 1 for row in here if row.upper is not None and row.lower > 0
+        ]
+        released = [
+            (row.n, row.released_estimator) for row in here if row.released_estimator is not None
+        ]
         made.append(
             LayerSummary(
                 layer=layer,
@@ -63,9 +71,11 @@ def summarise(rows: Sequence[Row]) -> list[LayerSummary]:
 
 
 def proved_bounds(plan: Plan) -> Iterator[tuple[int, Bounds]]:
-    """Every proved bound on the measured part of each layer, at the first sequence of the longest length.
+    """Every proved bound on the measured part of each layer, at the first sequence of the longest
+    length.
 
-    Nothing for whole blocks and for networks whose heads could not be rebuilt: no theorem covers them.
+    Nothing for whole blocks and for networks whose heads could not be rebuilt: no theorem covers
+    them.
     """
     if plan.part == "block" or not plan.model.rebuilt:
         return
@@ -76,20 +86,33 @@ def proved_bounds(plan: Plan) -> Iterator[tuple[int, Bounds]]:
 
 
 def _through_norm(plan: Plan, layer: int, x: Tensor, bounds: Bounds) -> Bounds:
-    r"""Bounds on the attention turned into bounds on a part with residual and norm: $\|I + J_f J_N\| \le 1 + \|J_f\|\,\|J_N\|$."""
+    r"""Bounds on the attention turned into bounds on a part with residual and norm: $\|I + J_f
+    J_N\| \le 1 + \|J_f\|\,\|J_N\|$.
+    """
     model, residual = plan.model, plan.part == "residual"
     if model.pre_norm:
         gain = norm_constant(model.norm(layer), x)
         values = [gain * bound.value + residual for bound in bounds]
     else:
-        gain = 1.0 if residual else norm_constant(model.norm(layer), x + model.attention(layer)(x, Particles(x)))
+        gain = (
+            1.0
+            if residual
+            else norm_constant(model.norm(layer), x + model.attention(layer)(x, Particles(x)))
+        )
         values = [gain * (1.0 + bound.value) for bound in bounds]
-    how = f"norm layer of constant {gain:.6g}" + ", plus the residual" * (residual or not model.pre_norm)
-    return Bounds(replace(bound, value=value, assumes=f"{bound.assumes}; {how}") for bound, value in zip(bounds, values, strict=True))
+    how = f"norm layer of constant {gain:.6g}" + ", plus the residual" * (
+        residual or not model.pre_norm
+    )
+    return Bounds(
+        replace(bound, value=value, assumes=f"{bound.assumes}; {how}")
+        for bound, value in zip(bounds, values, strict=True)
+    )
 
 
 def norm_constant(norm: torch.nn.Module, x: Tensor) -> float:
-    r"""A proved bound on $\|J_N\|$ at these tokens: $\max|g|$ over the smallest scale of a token, rounded up."""
+    r"""A proved bound on $\|J_N\|$ at these tokens: $\max|g|$ over the smallest scale of a token,
+    rounded up.
+    """
     gain, x = norm.get_parameter("weight").detach().double(), x.double()
     spread = x - x.mean(-1, keepdim=True) if isinstance(norm, torch.nn.LayerNorm) else x
     eps = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None) or 0.0

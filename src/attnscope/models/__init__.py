@@ -5,4 +5,14 @@ from attnscope.models._families import families
 from attnscope.models._load import load
 from attnscope.models._perturbation import Duplication, Perturbation, Step
 
-__all__ = ["PARTS", "Duplication", "Model", "ModelNotice", "Part", "Perturbation", "Step", "families", "load"]
+__all__ = [
+    "PARTS",
+    "Duplication",
+    "Model",
+    "ModelNotice",
+    "Part",
+    "Perturbation",
+    "Step",
+    "families",
+    "load",
+]

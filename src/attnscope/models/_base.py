@@ -1,6 +1,7 @@
 r"""What a model family promises: the layers of a real network as maps on tokens.
 
-A *part* of a layer is one of four maps $(n, d) \to (n, d)$. With attention $f$, the layer norm $N$ beside it and the residual stream $x$:
+A *part* of a layer is one of four maps $(n, d) \to (n, d)$. With attention $f$, the layer norm $N$
+beside it and the residual stream $x$:
 
 | part | pre-norm (GPT-2, Llama, ViT) | post-norm (BERT) |
 |---|---|---|
@@ -40,7 +41,9 @@ class ModelNotice(UserWarning):
 
 
 class Model(ABC):
-    """A network whose layers are maps on tokens. `module` is the network itself, in eval mode and never changed."""
+    """A network whose layers are maps on tokens. `module` is the network itself, in eval mode and
+    never changed.
+    """
 
     family: ClassVar[str]
     types: ClassVar[tuple[str, ...]] = ()
@@ -72,7 +75,9 @@ class Model(ABC):
 
     @abstractmethod
     def norm(self, layer: int) -> nn.Module:
-        """The norm beside the attention: before it in a pre-norm model, after the residual in a post-norm model."""
+        """The norm beside the attention: before it in a pre-norm model, after the residual in a
+        post-norm model.
+        """
 
     @abstractmethod
     def input_norm(self, layer: int) -> nn.Module:
@@ -118,36 +123,52 @@ class Model(ABC):
 
     def __repr__(self) -> str:
         kind = "causal" if self.causal else "bidirectional"
-        return f"{type(self).__name__}({self.name!r}, {self.layers} layers, {self.heads} heads, dim {self.dim}, {kind}, {self.dtype})"
+        return (
+            f"{type(self).__name__}({self.name!r}, {self.layers} layers, {self.heads} heads, dim"
+            f" {self.dim}, {kind}, {self.dtype})"
+        )
 
     @property
     def rebuilt(self) -> bool:
-        """Whether `attention(layer)` exists. Elsewhere the model's own modules are differentiated, without single heads or bounds."""
+        """Whether `attention(layer)` exists. Elsewhere the model's own modules are differentiated,
+        without single heads or bounds.
+        """
         return True
 
     def attention(self, layer: int) -> Softmax:
-        """The attention of this layer as a map between measures, to be used at `tokens(..., layer)`."""
+        """The attention of this layer as a map between measures, to be used at `tokens(...,
+        layer)`.
+        """
         self._check_layer(layer)
         return Softmax(self.layer_heads(layer), causal=self.causal)
 
     def function(self, layer: int, part: Part = "attention") -> Callable[[Tensor], Tensor]:
-        """A part of this layer as a differentiable map (..., n, d) -> (..., n, d), evaluated by the model's own modules."""
+        """A part of this layer as a differentiable map (..., n, d) -> (..., n, d), evaluated by the
+        model's own modules.
+        """
         self._check_layer(layer)
         check_part(part)
         self.check_still()
 
         def layer_part(x: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack n d"]:
             if x.ndim < 2 or x.shape[-1] != self.dim:
-                raise ValueError(f"{part} of layer {layer} needs tokens of shape (..., n, {self.dim}), got {described(x)}.")
+                raise ValueError(
+                    f"{part} of layer {layer} needs tokens of shape (..., n, {self.dim}), got"
+                    f" {described(x)}."
+                )
             with plain_algebra():
                 return self._apply(layer, part, x.reshape(-1, *x.shape[-2:])).reshape(x.shape)
 
         return layer_part
 
-    def tokens(self, source: str | Tensor, layer: int, part: Part = "attention") -> Float[Tensor, "*stack n d"]:
-        """The hidden states at the input point of the part: (n, d) for a text or (n,) ids, (B, n, d) for a (B, n) stack of ids.
+    def tokens(
+        self, source: str | Tensor, layer: int, part: Part = "attention"
+    ) -> Float[Tensor, "*stack n d"]:
+        """The hidden states at the input point of the part: (n, d) for a text or (n,) ids, (B, n,
+        d) for a (B, n) stack of ids.
 
-        In a pre-norm model the input point of "attention" is after the norm, that of every other part is the residual stream.
+        In a pre-norm model the input point of "attention" is after the norm, that of every other
+        part is the residual stream.
         """
         self._check_layer(layer)
         check_part(part)
@@ -160,7 +181,9 @@ class Model(ABC):
     def points(
         self, ids: Int[Tensor, "samples n"], layers: Sequence[int]
     ) -> Iterator[tuple[int, Float[Tensor, "samples n d"], Float[Tensor, "samples n d"]]]:
-        """Each of these layers with the residual stream there and what its attention reads, in one pass through the blocks."""
+        """Each of these layers with the residual stream there and what its attention reads, in one
+        pass through the blocks.
+        """
         wanted = sorted(set(layers))
         x = self.tokens(ids, wanted[0], "block")
         for layer in range(wanted[0], wanted[-1] + 1):
@@ -173,12 +196,18 @@ class Model(ABC):
                     x = self.function(layer, "block")(x)
 
     def perturb(
-        self, layer: int, source: str | Tensor, eps: float | Sequence[float] | None = None, part: Part = "attention"
+        self,
+        layer: int,
+        source: str | Tensor,
+        eps: float | Sequence[float] | None = None,
+        part: Part = "attention",
     ) -> Perturbation:
-        r"""Move the tokens of one sequence along the top singular direction of a part, by displacements of Frobenius norm eps.
+        r"""Move the tokens of one sequence along the top singular direction of a part, by
+        displacements of Frobenius norm eps.
 
-        Says how far the linear prediction holds, which tokens carry the direction, and what writing every token twice changes. Without eps
-        the sizes go from a hundredth of a token's RMS norm to three times it. Load the model in float64 for much smaller ones.
+        Says how far the linear prediction holds, which tokens carry the direction, and what writing
+        every token twice changes. Without eps the sizes go from a hundredth of a token's RMS norm
+        to three times it. Load the model in float64 for much smaller ones.
         """
         from attnscope.models._perturb import perturb
 
@@ -189,9 +218,14 @@ class Model(ABC):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"the text must be a string with words in it, got {described(text)}.")
         if getattr(self.module, "main_input_name", "") == "pixel_values":
-            raise ValueError(f"{self.name} reads images, not texts: pass a tensor of pixels to model.tokens.")
+            raise ValueError(
+                f"{self.name} reads images, not texts: pass a tensor of pixels to model.tokens."
+            )
         if self._encoder is None:
-            raise ValueError(f"{self.name} came without a tokenizer: pass a tensor of token ids instead of a text.")
+            raise ValueError(
+                f"{self.name} came without a tokenizer: pass a tensor of token ids instead of a"
+                " text."
+            )
         ids = torch.tensor(list(self._encoder(text)), dtype=torch.long, device=self.device)
         if not len(ids):
             raise ValueError("the tokenizer found no token in the text.")
@@ -223,7 +257,9 @@ class Model(ABC):
         return out if part == "residual" else self.norm(layer)(out)
 
     def _hidden(self, inputs: Tensor, layer: int, part: Part) -> Float[Tensor, "b n d"]:
-        """The input of a part, caught while the model runs; the layers after it are not evaluated."""
+        """The input of a part, caught while the model runs; the layers after it are not
+        evaluated.
+        """
         x = caught(self.blocks[layer], lambda: self._run(inputs)).hidden
         return self.norm(layer)(x) if part == "attention" and self.pre_norm else x
 
@@ -233,22 +269,42 @@ class Model(ABC):
     def _inputs(self, source: str | Tensor) -> tuple[Tensor, bool]:
         """A (B, n) stack of ids the model can take, and whether it came as a stack."""
         ids = self.encode(source) if isinstance(source, str) else source
-        if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32) or ids.ndim not in (1, 2) or not ids.numel():
-            raise ValueError(f"tokens needs a text, or whole-number ids of shape (n,) or (B, n), got {described(source)}.")
+        if (
+            not isinstance(ids, Tensor)
+            or ids.dtype not in (torch.int64, torch.int32)
+            or ids.ndim not in (1, 2)
+            or not ids.numel()
+        ):
+            raise ValueError(
+                "tokens needs a text, or whole-number ids of shape (n,) or (B, n), got"
+                f" {described(source)}."
+            )
         if ids.shape[-1] > self.positions:
-            raise ValueError(f"{self.name} takes at most {self.positions} tokens, got {ids.shape[-1]}. Use shorter sequences.")
+            raise ValueError(
+                f"{self.name} takes at most {self.positions} tokens, got {ids.shape[-1]}. Use"
+                " shorter sequences."
+            )
         vocabulary = int(self.config.vocab_size)
         if ids.min() < 0 or ids.max() >= vocabulary:
-            raise ValueError(f"ids must lie in 0..{vocabulary - 1}, got values from {int(ids.min())} to {int(ids.max())}.")
+            raise ValueError(
+                f"ids must lie in 0..{vocabulary - 1}, got values from {int(ids.min())} to"
+                f" {int(ids.max())}."
+            )
         return ids.to(self.device).reshape(-1, ids.shape[-1]), ids.ndim == 2
 
     def _check_layer(self, layer: int) -> None:
         if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < self.layers:
-            raise ValueError(f"layer must be a whole number from 0 to {self.layers - 1} ({self.name} has {self.layers}), got {layer!r}.")
+            raise ValueError(
+                f"layer must be a whole number from 0 to {self.layers - 1} ({self.name} has"
+                f" {self.layers}), got {layer!r}."
+            )
 
     def check_still(self) -> None:
         if any(part.training for part in self.module.modules()):
-            raise ValueError(f"{self.name} is in training mode, so dropout would make its maps random: call module.eval() first.")
+            raise ValueError(
+                f"{self.name} is in training mode, so dropout would make its maps random: call"
+                " module.eval() first."
+            )
 
 
 @contextmanager
@@ -266,4 +322,6 @@ def plain_algebra() -> Iterator[None]:
 def check_part(part: object) -> None:
     """Refuse a part that does not exist."""
     if part not in PARTS:
-        raise ValueError(f"part must be one of {', '.join(repr(name) for name in PARTS)}, got {part!r}.")
+        raise ValueError(
+            f"part must be one of {', '.join(repr(name) for name in PARTS)}, got {part!r}."
+        )

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """The arguments of one call of a module; `hidden` is the first floating-point tensor among them."""
+    """The arguments of one call of a module; `hidden` is the first floating-point tensor among
+    them.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -21,13 +23,21 @@ class Call:
         for value in (*self.args, *self.kwargs.values()):
             if isinstance(value, Tensor) and value.is_floating_point():
                 return value
-        raise ValueError("the layer was called without a floating-point tensor, so its tokens cannot be found.")
+        raise ValueError(
+            "the layer was called without a floating-point tensor, so its tokens cannot be found."
+        )
 
     def repeat(self, module: nn.Module, hidden: Tensor) -> Any:
-        """Call the module the same way with other tokens, without a cache; the first of several results."""
+        """Call the module the same way with other tokens, without a cache; the first of several
+        results.
+        """
         old = self.hidden
         args = [hidden if value is old else value for value in self.args]
-        kwargs = {name: hidden if value is old else value for name, value in self.kwargs.items() if name != "past_key_values"}
+        kwargs = {
+            name: hidden if value is old else value
+            for name, value in self.kwargs.items()
+            if name != "past_key_values"
+        }
         out = module(*args, **kwargs)
         return out[0] if isinstance(out, tuple | list) else out
 

@@ -22,7 +22,11 @@ def families() -> dict[str, type[Model]]:
             continue
         module = importlib.import_module(f"{package}.{info.name}")
         for member in vars(module).values():
-            if inspect.isclass(member) and issubclass(member, Model) and member.__module__ == module.__name__:
+            if (
+                inspect.isclass(member)
+                and issubclass(member, Model)
+                and member.__module__ == module.__name__
+            ):
                 found[member.family] = member
     return found
 

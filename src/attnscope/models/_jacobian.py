@@ -1,4 +1,6 @@
-"""The Jacobian of a part of a layer: analytic kernels where the family is understood, the model's own modules elsewhere."""
+"""The Jacobian of a part of a layer: analytic kernels where the family is understood, the model's
+own modules elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,25 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnscope.attention.softmax import Softmax
-from attnscope.jacobian import LinearOperator, jacobian
-from attnscope.jacobian.norms import of_norm
 from attnscope.measures import Particles
 from attnscope.models._base import Model, Part
+from attnscope.operators import LinearOperator, jacobian
+from attnscope.operators.norms import of_norm
 
 
-def part_jacobian(model: Model, layer: int, part: Part, x: Float[Tensor, "*stack n d"], double: Model | None = None) -> LinearOperator:
-    """The derivative of `model.function(layer, part)` at tokens x; leading axes are a stack of sequences.
+def part_jacobian(
+    model: Model,
+    layer: int,
+    part: Part,
+    x: Float[Tensor, "*stack n d"],
+    double: Model | None = None,
+) -> LinearOperator:
+    """The derivative of `model.function(layer, part)` at tokens x; leading axes are a stack of
+    sequences.
 
-    Attention and norms are differentiated in closed form. Whole blocks and networks whose heads are not rebuilt go through autograd;
-    `double`, the same model in float64, then serves the last product of a lower bound.
+    Attention and norms are differentiated in closed form. Whole blocks and networks whose heads are
+    not rebuilt go through autograd; `double`, the same model in float64, then serves the last
+    product of a lower bound.
     """
     stack = x.ndim - 2
     if not model.rebuilt or part == "block":
@@ -32,26 +42,44 @@ def part_jacobian(model: Model, layer: int, part: Part, x: Float[Tensor, "*stack
     norm, pre_norm = model.norm(layer), model.pre_norm
 
     def exact_part() -> LinearOperator:
-        return _with_norm(attention.to(torch.float64), copy.deepcopy(norm).double(), pre_norm, part, x.to(torch.float64))
+        return _with_norm(
+            attention.to(torch.float64),
+            copy.deepcopy(norm).double(),
+            pre_norm,
+            part,
+            x.to(torch.float64),
+        )
 
     return replace(
         _with_norm(attention, norm, pre_norm, part, x),
         exact=None if x.dtype == torch.float64 else exact_part,
-        restrict=None if not stack else lambda index: part_jacobian(model, layer, part, x.flatten(0, stack - 1)[index]),
+        restrict=(
+            None
+            if not stack
+            else lambda index: part_jacobian(model, layer, part, x.flatten(0, stack - 1)[index])
+        ),
     )
 
 
-def _with_norm(attention: Softmax, norm: nn.Module, pre_norm: bool, part: Part, x: Float[Tensor, "*stack n d"]) -> LinearOperator:
+def _with_norm(
+    attention: Softmax, norm: nn.Module, pre_norm: bool, part: Part, x: Float[Tensor, "*stack n d"]
+) -> LinearOperator:
     with torch.no_grad():
         if pre_norm:
             inner = jacobian(attention, Particles(_value(norm, x))) @ _of_module(norm, x)
             return inner.plus(1.0) if part == "residual" else inner
         inner = jacobian(attention, Particles(x)).plus(1.0)
-        return inner if part == "residual" else _of_module(norm, x + attention(x, Particles(x))) @ inner
+        return (
+            inner
+            if part == "residual"
+            else _of_module(norm, x + attention(x, Particles(x))) @ inner
+        )
 
 
 def _value(norm: nn.Module, x: Tensor) -> Tensor:
-    """The norm of the tokens; RMSNorm by its formula, as Hugging Face evaluates it in float32 whatever the dtype."""
+    """The norm of the tokens; RMSNorm by its formula, as Hugging Face evaluates it in float32
+    whatever the dtype.
+    """
     gain, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", None)
     if not isinstance(gain, Tensor) or not isinstance(eps, float):
         return norm(x)

@@ -26,11 +26,17 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 RANDOM_SEED = 0
 
 
-def load(source: str | Path | nn.Module, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Model:
-    """A real network, ready to be measured: eager attention, eval mode, float32 unless `dtype` says float64.
+def load(
+    source: str | Path | nn.Module,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Model:
+    """A real network, ready to be measured: eager attention, eval mode, float32 unless `dtype` says
+    float64.
 
-    `source` is "minilm" (a pretrained sentence encoder from the `demo` extra), "gpt2-random" or "bert-random" (full size, weights drawn
-    from seed 0), a directory or Hugging Face id with safetensors weights, or any `nn.Module` in eval mode.
+    `source` is "minilm" (a pretrained sentence encoder from the `demo` extra), "gpt2-random" or
+    "bert-random" (full size, weights drawn from seed 0), a directory or Hugging Face id with
+    safetensors weights, or any `nn.Module` in eval mode.
     """
     _check_kind(device, dtype)
     if isinstance(source, nn.Module):
@@ -41,7 +47,9 @@ def load(source: str | Path | nn.Module, device: torch.device | str | None = Non
             raise ValueError('load needs a name such as "minilm" or a path, got an empty one.')
         module, encoder = _named(name, dtype or torch.float32)
     else:
-        raise TypeError(f'load needs a name such as "minilm", a path or an nn.Module, got {described(source)}.')
+        raise TypeError(
+            f'load needs a name such as "minilm", a path or an nn.Module, got {described(source)}.'
+        )
     module = _moved(_backbone(module), device, dtype, keep=isinstance(source, nn.Module))
     model = family_of(module)(module, name, encoder)
     model.check_still()
@@ -51,8 +59,12 @@ def load(source: str | Path | nn.Module, device: torch.device | str | None = Non
 def _named(name: str, dtype: torch.dtype) -> tuple[nn.Module, Encoder | None]:
     transformers = _transformers(name)
     makers: dict[str, Callable[[], Any]] = {
-        "gpt2-random": lambda: transformers.GPT2Model(transformers.GPT2Config(attn_implementation="eager")),
-        "bert-random": lambda: transformers.BertModel(transformers.BertConfig(attn_implementation="eager")),
+        "gpt2-random": lambda: transformers.GPT2Model(
+            transformers.GPT2Config(attn_implementation="eager")
+        ),
+        "bert-random": lambda: transformers.BertModel(
+            transformers.BertConfig(attn_implementation="eager")
+        ),
     }
     if name in makers:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -64,7 +76,9 @@ def _named(name: str, dtype: torch.dtype) -> tuple[nn.Module, Encoder | None]:
     return _pretrained(name, name, dtype, local=Path(name).is_dir())
 
 
-def _pretrained(place: str, name: str, dtype: torch.dtype, local: bool) -> tuple[nn.Module, Encoder | None]:
+def _pretrained(
+    place: str, name: str, dtype: torch.dtype, local: bool
+) -> tuple[nn.Module, Encoder | None]:
     transformers = _transformers(name)
     import safetensors
 
@@ -72,9 +86,20 @@ def _pretrained(place: str, name: str, dtype: torch.dtype, local: bool) -> tuple
     with _quiet(transformers):
         try:
             module, info = transformers.AutoModel.from_pretrained(
-                place, attn_implementation="eager", use_safetensors=True, dtype=dtype, output_loading_info=True, **safe
+                place,
+                attn_implementation="eager",
+                use_safetensors=True,
+                dtype=dtype,
+                output_loading_info=True,
+                **safe,
             )
-        except (OSError, ValueError, ImportError, RuntimeError, safetensors.SafetensorError) as error:
+        except (
+            OSError,
+            ValueError,
+            ImportError,
+            RuntimeError,
+            safetensors.SafetensorError,
+        ) as error:
             raise ValueError(_not_found(name, local, error)) from error
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(place, **safe)
@@ -82,7 +107,10 @@ def _pretrained(place: str, name: str, dtype: torch.dtype, local: bool) -> tuple
             tokenizer = None
     missing = sorted(key for key in info["missing_keys"] if "pooler" not in key)
     if missing:
-        raise ValueError(f"the weights of {name} lack {', '.join(missing[:3])}{' and more' * (len(missing) > 3)}: they would be random.")
+        raise ValueError(
+            f"the weights of {name} lack"
+            f" {', '.join(missing[:3])}{' and more' * (len(missing) > 3)}: they would be random."
+        )
     module = module.eval().requires_grad_(False)
     if tokenizer is None or set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         return module, None
@@ -92,10 +120,14 @@ def _pretrained(place: str, name: str, dtype: torch.dtype, local: bool) -> tuple
 def _not_found(name: str, local: bool, error: Exception) -> str:
     cause = str(error).strip().splitlines()[0].split(" For details")[0].rstrip(".")
     if local:
-        return f"the directory {name!r} holds no model that can be read (it needs config.json and model.safetensors): {cause}."
+        return (
+            f"the directory {name!r} holds no model that can be read (it needs config.json and"
+            f" model.safetensors): {cause}."
+        )
     return (
-        f"there is no model {name!r} here and it could not be downloaded ({cause}). Check the name and the network, "
-        'pass a directory with config.json and model.safetensors, or use "minilm", "gpt2-random" or "bert-random".'
+        f"there is no model {name!r} here and it could not be downloaded ({cause}). Check the name"
+        " and the network, pass a directory with config.json and model.safetensors, or use"
+        ' "minilm", "gpt2-random" or "bert-random".'
     )
 
 
@@ -115,11 +147,14 @@ def _minilm_folder() -> Path:
 
 
 def _word_numbers(name: str, vocabulary: int) -> Encoder:
-    """A stand-in tokenizer for a model without one: words and signs, numbered by their CRC-32 modulo the vocabulary."""
+    """A stand-in tokenizer for a model without one: words and signs, numbered by their CRC-32
+    modulo the vocabulary.
+    """
 
     def numbers(text: str) -> list[int]:
         warnings.warn(
-            f"{name} has no tokenizer: its tokens are the words and signs of the text, numbered by CRC-32 modulo {vocabulary}.",
+            f"{name} has no tokenizer: its tokens are the words and signs of the text, numbered by"
+            f" CRC-32 modulo {vocabulary}.",
             ModelNotice,
             stacklevel=3,
         )
@@ -138,7 +173,9 @@ def _transformers(name: str) -> Any:
 
 @contextlib.contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """No progress bars and no reports while weights are read; what matters in them is checked by hand."""
+    """No progress bars and no reports while weights are read; what matters in them is checked by
+    hand.
+    """
     bars = transformers.utils.logging
     shown = bars.is_progress_bar_enabled()
     loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
@@ -162,7 +199,9 @@ def _check_kind(device: torch.device | str | None, dtype: torch.dtype | None) ->
         try:
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError) as error:
-            raise ValueError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
+            raise ValueError(
+                f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}"
+            ) from error
 
 
 def _backbone(module: nn.Module) -> nn.Module:
@@ -171,14 +210,23 @@ def _backbone(module: nn.Module) -> nn.Module:
     return base if isinstance(base, nn.Module) else module
 
 
-def _moved(module: nn.Module, device: torch.device | str | None, dtype: torch.dtype | None, keep: bool) -> nn.Module:
-    """The module in this dtype on this device; a copy if it has to change and the caller's own must be kept as it is."""
+def _moved(
+    module: nn.Module, device: torch.device | str | None, dtype: torch.dtype | None, keep: bool
+) -> nn.Module:
+    """The module in this dtype on this device; a copy if it has to change and the caller's own must
+    be kept as it is.
+    """
     floats = [p for p in module.parameters() if p.is_floating_point()]
     if not floats:
-        raise ValueError(f"{type(module).__name__} has no parameters, so there is nothing to measure.")
+        raise ValueError(
+            f"{type(module).__name__} has no parameters, so there is nothing to measure."
+        )
     wanted = dtype or floats[0].dtype
     if wanted not in (torch.float32, torch.float64):
-        raise ValueError(f"{type(module).__name__} holds {wanted} weights, too coarse to differentiate: pass dtype=torch.float32.")
+        raise ValueError(
+            f"{type(module).__name__} holds {wanted} weights, too coarse to differentiate: pass"
+            " dtype=torch.float32."
+        )
     target = floats[0].device if device is None else torch.empty(0, device=device).device
     if all(p.device == target and p.dtype == wanted for p in floats):
         return module

@@ -1,4 +1,6 @@
-r"""Attacks on a layer of a model: tokens moved along the top singular direction, alone or after every token was written twice."""
+r"""Attacks on a layer of a model: tokens moved along the top singular direction, alone or after
+every token was written twice.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +11,27 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.attacks.splitting import split
-from attnscope.jacobian import LinearOperator, spectral_norm
 from attnscope.measures import Particles
 from attnscope.models._base import Model, Part
 from attnscope.models._jacobian import part_jacobian
 from attnscope.models._perturbation import Duplication, Perturbation, Step
 from attnscope.models.generic import Generic
+from attnscope.operators import LinearOperator, spectral_norm
 from attnscope.validation import check_positive, described
 
 RELATIVE_STEPS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Default sizes of the move, in units of the RMS norm of a token."""
 
 
-def perturb(model: Model, layer: int, source: str | Tensor, eps: float | Sequence[float] | None, part: Part) -> Perturbation:
+def perturb(
+    model: Model, layer: int, source: str | Tensor, eps: float | Sequence[float] | None, part: Part
+) -> Perturbation:
     """`Model.perturb`."""
     x = model.tokens(source, layer, part)
     if x.ndim != 2:
-        raise ValueError(f"perturb takes one sequence, got {described(source)}. Call it once for each.")
+        raise ValueError(
+            f"perturb takes one sequence, got {described(source)}. Call it once for each."
+        )
     sizes = _sizes(eps, x)
     op = part_jacobian(model, layer, part, x)
     found = spectral_norm(op, tol=1e-8)
@@ -51,7 +57,9 @@ def perturb(model: Model, layer: int, source: str | Tensor, eps: float | Sequenc
 
 
 def _learn_twice(model: Model, layer: int, part: Part, source: str | Tensor) -> None:
-    """A network of unknown structure must run twice as many tokens once to show the mask it uses for them."""
+    """A network of unknown structure must run twice as many tokens once to show the mask it uses
+    for them.
+    """
     if isinstance(model, Generic):
         given = model.encode(source) if isinstance(source, str) else source
         if given.ndim > 2:
@@ -59,7 +67,9 @@ def _learn_twice(model: Model, layer: int, part: Part, source: str | Tensor) -> 
         model.tokens(given.repeat_interleave(2, dim=0), layer, part)
 
 
-def _duplicated(model: Model, layer: int, part: Part, x: Float[Tensor, "n d"], sizes: list[float]) -> Duplication:
+def _duplicated(
+    model: Model, layer: int, part: Part, x: Float[Tensor, "n d"], sizes: list[float]
+) -> Duplication:
     twice = x.repeat_interleave(2, dim=0)
     op = part_jacobian(model, layer, part, twice)
     together, apart = (spectral_norm(op @ _copies(x, sign), tol=1e-8) for sign in (1.0, -1.0))
@@ -95,7 +105,11 @@ def _written(z: Float[Tensor, "n d"], sign: float) -> Float[Tensor, "n2 d"]:
 
 
 def _steps(
-    function: Callable[[Tensor], Tensor], x: Float[Tensor, "n d"], way: Float[Tensor, "n d"], op: LinearOperator, sizes: list[float]
+    function: Callable[[Tensor], Tensor],
+    x: Float[Tensor, "n d"],
+    way: Float[Tensor, "n d"],
+    op: LinearOperator,
+    sizes: list[float],
 ) -> tuple[Step, ...]:
     """The move of every size along the direction, in the sense that changes the output more."""
     way = way.to(x.dtype)
@@ -109,7 +123,12 @@ def _steps(
             for signed in (size, -size):
                 change = function(x + signed * way).double() - start
                 error = float(torch.linalg.vector_norm(change - signed * slope))
-                both.append((float(torch.linalg.vector_norm(change)), error / (size * predicted) if predicted > 0 else float(error > 0)))
+                both.append(
+                    (
+                        float(torch.linalg.vector_norm(change)),
+                        error / (size * predicted) if predicted > 0 else float(error > 0),
+                    )
+                )
             actual, error = max(both)
             found.append(Step(size, size * predicted, actual, error))
     return tuple(found)

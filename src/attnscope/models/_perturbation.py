@@ -20,7 +20,9 @@ class Step(NamedTuple):
     actual: float
     r"""$|f(X + \varepsilon v) - f(X)|$."""
     error: float
-    r"""$|f(X + \varepsilon v) - f(X) - \varepsilon Jv|$ over what was predicted: how far the linearisation is off."""
+    r"""$|f(X + \varepsilon v) - f(X) - \varepsilon Jv|$ over what was predicted: how far the
+    linearisation is off.
+    """
 
 
 @final
@@ -28,9 +30,11 @@ class Step(NamedTuple):
 class Duplication:
     r"""Every token written twice, as the model itself reads it (its own mask and positions).
 
-    `move` is the constant when both copies of a token move together, `split` when they move apart by opposite moves, `token` the token
-    whose copies then move most; the steps follow the best direction of each. `law` is the law of mass splitting for attention as a map
-    between measures, where copies share a position: the same two numbers when the attention has neither mask nor positions.
+    `move` is the constant when both copies of a token move together, `split` when they move apart
+    by opposite moves, `token` the token whose copies then move most; the steps follow the best
+    direction of each. `law` is the law of mass splitting for attention as a map between measures,
+    where copies share a position: the same two numbers when the attention has neither mask nor
+    positions.
     """
 
     move: float
@@ -44,11 +48,14 @@ class Duplication:
 @final
 @dataclass(frozen=True, eq=False)
 class Perturbation:
-    r"""A layer's tokens moved along the top singular direction of its Jacobian, in the sense that changes the output more.
+    r"""A layer's tokens moved along the top singular direction of its Jacobian, in the sense that
+    changes the output more.
 
-    `sigma` is the local constant: a lower bound, for whole blocks and unknown networks up to the rounding of the model's own dtype, and
-    within 1e-8 as far as its residual can tell. `carried` says which share of the squared move each token makes, `received` which share of
-    the squared response it shows. `duplication` is None where the model cannot read twice as many tokens; `refusal` then says why.
+    `sigma` is the local constant: a lower bound, for whole blocks and unknown networks up to the
+    rounding of the model's own dtype, and within 1e-8 as far as its residual can tell. `carried`
+    says which share of the squared move each token makes, `received` which share of the squared
+    response it shows. `duplication` is None where the model cannot read twice as many tokens;
+    `refusal` then says why.
     """
 
     layer: int
@@ -62,7 +69,9 @@ class Perturbation:
     refusal: str | None
 
     def linear_until(self, tolerance: float = 0.1) -> float:
-        """The largest of the sizes up to which the linearisation is off by no more than the tolerance; 0 if there is none."""
+        """The largest of the sizes up to which the linearisation is off by no more than the
+        tolerance; 0 if there is none.
+        """
         good = 0.0
         for step in sorted(self.steps):
             if step.error > tolerance:
@@ -72,4 +81,6 @@ class Perturbation:
 
     def carriers(self, count: int = 5) -> list[tuple[int, float]]:
         """The tokens that carry most of the direction, with their shares."""
-        return [(int(i), float(self.carried[i])) for i in self.carried.argsort(descending=True)[:count]]
+        return [
+            (int(i), float(self.carried[i])) for i in self.carried.argsort(descending=True)[:count]
+        ]

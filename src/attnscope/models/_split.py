@@ -33,9 +33,11 @@ def split(
     rotary: Float[Tensor, " half"] | None = None,
     position_bias: Float[Tensor, "h N N"] | None = None,
 ) -> Heads:
-    """Heads of `size` coordinates each, one after the other along the output of query, key and value.
+    """Heads of `size` coordinates each, one after the other along the output of query, key and
+    value.
 
-    Grouped heads: where keys and values have fewer heads than queries, each serves a run of neighbouring query heads.
+    Grouped heads: where keys and values have fewer heads than queries, each serves a run of
+    neighbouring query heads.
     """
     count = query.weight.shape[0] // size
 
@@ -67,4 +69,6 @@ def split(
 def causal_mask(x: Float[Tensor, "b n d"]) -> Float[Tensor, "1 1 n n"]:
     """What to add to the scores so that no token reads a later one."""
     n = x.shape[-2]
-    return torch.full((n, n), torch.finfo(x.dtype).min, dtype=x.dtype, device=x.device).triu(1)[None, None]
+    return torch.full((n, n), torch.finfo(x.dtype).min, dtype=x.dtype, device=x.device).triu(1)[
+        None, None
+    ]

@@ -1,4 +1,5 @@
-"""BERT and its kin (RoBERTa, XLM-R, CamemBERT, MPNet): post-norm, learned positions, bidirectional unless a decoder [devlin19].
+"""BERT and its kin (RoBERTa, XLM-R, CamemBERT, MPNet): post-norm, learned positions, bidirectional
+unless a decoder [devlin19].
 
 MPNet adds a relative position bias, shared by all layers, to the scores [song20].
 """
@@ -34,7 +35,9 @@ class Bert(Model):
 
     @property
     def positions(self) -> int:
-        """RoBERTa and MPNet number their tokens from the padding id on, so that many positions are never used."""
+        """RoBERTa and MPNet number their tokens from the padding id on, so that many positions are
+        never used.
+        """
         unused = 0 if self.config.model_type == "bert" else self.module.embeddings.padding_idx + 1
         return int(self.config.max_position_embeddings) - unused
 
@@ -43,7 +46,11 @@ class Bert(Model):
         return attention.LayerNorm if self._relative else attention.output.LayerNorm
 
     def input_norm(self, layer: int) -> nn.Module:
-        return self.module.embeddings.LayerNorm if layer == 0 else self.blocks[layer - 1].output.LayerNorm
+        return (
+            self.module.embeddings.LayerNorm
+            if layer == 0
+            else self.blocks[layer - 1].output.LayerNorm
+        )
 
     def layer_heads(self, layer: int) -> Heads:
         attention = self.blocks[layer].attention

@@ -1,7 +1,8 @@
 """Any network: layers are found by their structure and differentiated through their own modules.
 
-A layer is called again with the mask and the other arguments that it received when `tokens` last ran a sequence of that length, so
-a causal model stays causal. Its weights are not understood: there is no `attention(layer)` and no bound.
+A layer is called again with the mask and the other arguments that it received when `tokens` last
+ran a sequence of that length, so a causal model stays causal. Its weights are not understood: there
+is no `attention(layer)` and no bound.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from attnscope.validation import described
 
 @final
 class Generic(Model):
-    """Layers found by structure: `nn.TransformerEncoderLayer`s, a list of blocks with attention inside, or attention modules alone."""
+    """Layers found by structure: `nn.TransformerEncoderLayer`s, a list of blocks with attention
+    inside, or attention modules alone.
+    """
 
     family: ClassVar[str] = "generic"
 
@@ -35,10 +38,15 @@ class Generic(Model):
         self._seen_causal: bool | None = None
         block = self._blocks[0]
         self.pre_norm: bool = bool(getattr(block, "norm_first", False))
-        self._sequence_first = any(not inner.batch_first for inner in block.modules() if isinstance(inner, nn.MultiheadAttention))
+        self._sequence_first = any(
+            not inner.batch_first
+            for inner in block.modules()
+            if isinstance(inner, nn.MultiheadAttention)
+        )
         warnings.warn(
-            f"the architecture of {name} is not known: its {len(self._blocks)} layers of type {type(block).__name__} were found by their "
-            "structure and are differentiated through their own modules, without heads or bounds.",
+            f"the architecture of {name} is not known: its {len(self._blocks)} layers of type"
+            f" {type(block).__name__} were found by their structure and are differentiated through"
+            " their own modules, without heads or bounds.",
             ModelNotice,
             stacklevel=3,
         )
@@ -49,7 +57,9 @@ class Generic(Model):
 
     @property
     def causal(self) -> bool:
-        """Seen when tokens ran: whether moving the last token leaves what the others receive unchanged. Before that, what it says."""
+        """Seen when tokens ran: whether moving the last token leaves what the others receive
+        unchanged. Before that, what it says.
+        """
         if self._seen_causal is not None:
             return self._seen_causal
         return any(bool(getattr(part, "is_causal", False)) for part in self._blocks[0].modules())
@@ -76,7 +86,9 @@ class Generic(Model):
     def points(
         self, ids: Int[Tensor, "samples n"], layers: Sequence[int]
     ) -> Iterator[tuple[int, Float[Tensor, "samples n d"], Float[Tensor, "samples n d"]]]:
-        """Caught layer by layer; where the attention cannot be told apart, the stream stands for what it reads."""
+        """Caught layer by layer; where the attention cannot be told apart, the stream stands for
+        what it reads.
+        """
         for layer in sorted(set(layers)):
             stream = self.tokens(ids, layer, "block")
             try:
@@ -88,7 +100,10 @@ class Generic(Model):
     def norm(self, layer: int) -> nn.Module:
         block = self._blocks[layer]
         if not isinstance(block, nn.TransformerEncoderLayer):
-            raise ValueError(f'the norm of {type(block).__name__} could not be found: use part="attention" or part="block".')
+            raise ValueError(
+                f'the norm of {type(block).__name__} could not be found: use part="attention" or'
+                ' part="block".'
+            )
         return block.norm1
 
     def input_norm(self, layer: int) -> nn.Module:
@@ -100,8 +115,9 @@ class Generic(Model):
 
     def layer_heads(self, layer: int) -> Heads:
         raise ValueError(
-            f"the query, key, value and output matrices of {type(self._blocks[layer]).__name__} could not be found in {self.name}, "
-            "whose architecture is not known. Use model.function(layer, part), or write a family file for it."
+            f"the query, key, value and output matrices of {type(self._blocks[layer]).__name__}"
+            f" could not be found in {self.name}, whose architecture is not known. Use"
+            " model.function(layer, part), or write a family file for it."
         )
 
     def attend(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
@@ -147,14 +163,25 @@ class Generic(Model):
         """A stack of whatever the network reads: ids, tokens or images."""
         inputs = self.encode(source) if isinstance(source, str) else source
         if not isinstance(inputs, Tensor) or not inputs.numel():
-            raise ValueError(f"tokens needs a text or a tensor that {self.name} can read, got {described(source)}.")
+            raise ValueError(
+                f"tokens needs a text or a tensor that {self.name} can read, got"
+                f" {described(source)}."
+            )
         images = getattr(self.module, "main_input_name", "") == "pixel_values"
         single = 3 if images else 2 if inputs.is_floating_point() else 1
         if inputs.ndim not in (single, single + 1):
-            raise ValueError(f"tokens needs a tensor with {single} axes, or {single + 1} for a stack, got {described(source)}.")
+            raise ValueError(
+                f"tokens needs a tensor with {single} axes, or {single + 1} for a stack, got"
+                f" {described(source)}."
+            )
         if not images and inputs.shape[-single] > self.positions:
-            raise ValueError(f"{self.name} takes at most {self.positions} tokens, got {inputs.shape[-single]}. Use shorter sequences.")
-        inputs = inputs.to(device=self.device, dtype=self.dtype if inputs.is_floating_point() else None)
+            raise ValueError(
+                f"{self.name} takes at most {self.positions} tokens, got {inputs.shape[-single]}."
+                " Use shorter sequences."
+            )
+        inputs = inputs.to(
+            device=self.device, dtype=self.dtype if inputs.is_floating_point() else None
+        )
         return inputs if inputs.ndim > single else inputs[None], inputs.ndim > single
 
     def _again(self, part: nn.Module, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
@@ -162,12 +189,15 @@ class Generic(Model):
         call = self._calls.get((part, x.shape[-2]))
         if call is None:
             raise ValueError(
-                f"the mask of {self.name} for {x.shape[-2]} tokens is not known yet: call model.tokens(...) on a sequence of that "
-                "length and on this layer first."
+                f"the mask of {self.name} for {x.shape[-2]} tokens is not known yet: call"
+                " model.tokens(...) on a sequence of that length and on this layer first."
             )
         out = call.repeat(part, self._batched(x))
         if not isinstance(out, Tensor) or out.ndim != 3:
-            raise ValueError(f"{type(part).__name__} of {self.name} does not give tokens back, so it cannot be differentiated as a map.")
+            raise ValueError(
+                f"{type(part).__name__} of {self.name} does not give tokens back, so it cannot be"
+                " differentiated as a map."
+            )
         return self._batched(out)
 
     def _batched(self, x: Tensor) -> Tensor:
@@ -179,10 +209,15 @@ class Generic(Model):
         block = self._blocks[layer]
         found = list(_attentions(block))
         if len(found) != 1:
-            raise ValueError(f'{type(block).__name__} holds {len(found)} attention modules: use part="block".')
+            raise ValueError(
+                f'{type(block).__name__} holds {len(found)} attention modules: use part="block".'
+            )
         norms = [part for part in found[0].modules() if "norm" in type(part).__name__.lower()]
         if any(weight.numel() == self.dim for norm in norms for weight in norm.parameters()):
-            raise ValueError(f'{type(found[0]).__name__} has a norm inside, so its attention alone cannot be told apart: use part="block".')
+            raise ValueError(
+                f"{type(found[0]).__name__} has a norm inside, so its attention alone cannot be"
+                ' told apart: use part="block".'
+            )
         return found[0]
 
     def _number(self, *names: str, default: int | None = None) -> int:
@@ -197,14 +232,27 @@ class Generic(Model):
 
 
 def _find_blocks(module: nn.Module) -> list[nn.Module]:
-    encoder_layers: list[nn.Module] = [part for part in module.modules() if isinstance(part, nn.TransformerEncoderLayer)]
+    encoder_layers: list[nn.Module] = [
+        part for part in module.modules() if isinstance(part, nn.TransformerEncoderLayer)
+    ]
     if encoder_layers:
         return encoder_layers
-    lists: list[list[nn.Module]] = [list(part) for part in module.modules() if isinstance(part, nn.ModuleList)]
-    stacks = [blocks for blocks in lists if blocks and len({type(b) for b in blocks}) == 1 and all(list(_attentions(b)) for b in blocks)]
+    lists: list[list[nn.Module]] = [
+        list(part) for part in module.modules() if isinstance(part, nn.ModuleList)
+    ]
+    stacks = [
+        blocks
+        for blocks in lists
+        if blocks
+        and len({type(b) for b in blocks}) == 1
+        and all(list(_attentions(b)) for b in blocks)
+    ]
     found = max(stacks, key=len, default=list(_attentions(module)))
     if not found:
-        raise ValueError(f"{type(module).__name__} holds no module that looks like attention, so there is no layer to measure.")
+        raise ValueError(
+            f"{type(module).__name__} holds no module that looks like attention, so there is no"
+            " layer to measure."
+        )
     return found
 
 

@@ -1,4 +1,6 @@
-"""GPT-2: pre-norm, causal, learned positions; its Conv1D layers store matrices as in x out [radford19]."""
+"""GPT-2: pre-norm, causal, learned positions; its Conv1D layers store matrices as in x out
+[radford19].
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from attnscope.models._split import Projection, causal_mask, split
 
 @final
 class GPT2(Model):
-    """`module.h` holds the layers; queries, keys and values are thirds of the columns of `c_attn`."""
+    """`module.h` holds the layers; queries, keys and values are thirds of the columns of
+    `c_attn`.
+    """
 
     family: ClassVar[str] = "gpt2"
     types: ClassVar[tuple[str, ...]] = ("gpt2",)
@@ -42,7 +46,9 @@ class GPT2(Model):
         attention = self.blocks[layer].attn
         weights = attention.c_attn.weight.detach().T.chunk(3)
         biases = attention.c_attn.bias.detach().chunk(3)
-        query, key, value = (Projection(weight, bias) for weight, bias in zip(weights, biases, strict=True))
+        query, key, value = (
+            Projection(weight, bias) for weight, bias in zip(weights, biases, strict=True)
+        )
         output = Projection(attention.c_proj.weight.detach().T, attention.c_proj.bias.detach())
         return split(query, key, value, output, size=attention.head_dim, scale=attention.scaling)
 

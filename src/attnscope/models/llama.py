@@ -1,4 +1,5 @@
-"""Llama and its kin (Mistral, Qwen2): pre-norm with RMSNorm, causal, rotary positions, grouped heads [touvron23].
+"""Llama and its kin (Mistral, Qwen2): pre-norm with RMSNorm, causal, rotary positions, grouped
+heads [touvron23].
 
 Hugging Face evaluates their softmax, RMSNorm and rotary angles in float32 even in a double model.
 """
@@ -41,7 +42,9 @@ class Llama(Model):
 
     @property
     def rebuilt(self) -> bool:
-        """Not where the rotary angles depend on the length of the sequence: heads hold one set of them."""
+        """Not where the rotary angles depend on the length of the sequence: heads hold one set of
+        them.
+        """
         return self.module.rotary_emb.rope_type not in ("dynamic", "longrope")
 
     def norm(self, layer: int) -> nn.Module:
@@ -54,12 +57,23 @@ class Llama(Model):
         attention, rope = self.blocks[layer].self_attn, self.module.rotary_emb
         if not self.rebuilt:
             raise ValueError(
-                f"the rotary angles of {self.name} depend on the length of the sequence (rope type {rope.rope_type!r}), which heads "
-                "cannot say. Use model.function(layer, part) instead."
+                f"the rotary angles of {self.name} depend on the length of the sequence (rope type"
+                f" {rope.rope_type!r}), which heads cannot say. Use model.function(layer, part)"
+                " instead."
             )
-        query, key, value, output = map(linear, (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj))
+        query, key, value, output = map(
+            linear, (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        )
         scale = attention.scaling * float(rope.attention_scaling) ** 2
-        return split(query, key, value, output, size=attention.head_dim, scale=scale, rotary=rope.inv_freq.to(self.dtype))
+        return split(
+            query,
+            key,
+            value,
+            output,
+            size=attention.head_dim,
+            scale=scale,
+            rotary=rope.inv_freq.to(self.dtype),
+        )
 
     def attend(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         return self.blocks[layer].self_attn(x, **self._context(x))[0]
@@ -70,4 +84,7 @@ class Llama(Model):
     def _context(self, x: Tensor) -> dict[str, Any]:
         """What a layer is told besides its tokens."""
         numbers = torch.arange(x.shape[-2], device=x.device)[None]
-        return {"attention_mask": causal_mask(x), "position_embeddings": self.module.rotary_emb(x, position_ids=numbers)}
+        return {
+            "attention_mask": causal_mask(x),
+            "position_embeddings": self.module.rotary_emb(x, position_ids=numbers),
+        }

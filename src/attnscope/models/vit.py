@@ -1,4 +1,5 @@
-"""Vision Transformer: pre-norm, bidirectional; the tokens are a class token and the patches of an image [dosovitskiy21].
+"""Vision Transformer: pre-norm, bidirectional; the tokens are a class token and the patches of an
+image [dosovitskiy21].
 
 Hugging Face evaluates its softmax in float32 even in a double model.
 """
@@ -18,7 +19,9 @@ from attnscope.validation import described
 
 @final
 class ViT(Model):
-    """`module.layers` holds the layers; images of one size, so every sequence has `positions` tokens."""
+    """`module.layers` holds the layers; images of one size, so every sequence has `positions`
+    tokens.
+    """
 
     family: ClassVar[str] = "vit"
     types: ClassVar[tuple[str, ...]] = ("vit",)
@@ -44,7 +47,9 @@ class ViT(Model):
 
     def layer_heads(self, layer: int) -> Heads:
         attention = self.blocks[layer].attention
-        query, key, value, output = map(linear, (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj))
+        query, key, value, output = map(
+            linear, (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        )
         return split(query, key, value, output, size=attention.head_dim, scale=attention.scaling)
 
     def attend(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
@@ -60,6 +65,14 @@ class ViT(Model):
         """A stack of images, and whether it came as a stack."""
         patches = self.module.embeddings.patch_embeddings
         shape = (int(patches.num_channels), *map(int, patches.image_size))
-        if not isinstance(source, Tensor) or not source.is_floating_point() or tuple(source.shape[-3:]) != shape or source.ndim > 4:
-            raise ValueError(f"{self.name} reads images: pass pixels of shape {shape} or (B, *{shape}), got {described(source)}.")
+        if (
+            not isinstance(source, Tensor)
+            or not source.is_floating_point()
+            or tuple(source.shape[-3:]) != shape
+            or source.ndim > 4
+        ):
+            raise ValueError(
+                f"{self.name} reads images: pass pixels of shape {shape} or (B, *{shape}), got"
+                f" {described(source)}."
+            )
         return source.to(device=self.device, dtype=self.dtype).reshape(-1, *shape), source.ndim == 4

@@ -18,7 +18,9 @@ FIXED = ("rotary", "position_bias")
 
 
 class Layer(nn.Module):
-    """The weights of an attention as parameters. Tied L2 attention is kept tied: its parameters are Q and U, its values UQ."""
+    """The weights of an attention as parameters. Tied L2 attention is kept tied: its parameters are
+    Q and U, its values UQ.
+    """
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
@@ -27,18 +29,36 @@ class Layer(nn.Module):
         self.tied = reads is not None
         found = {name: getattr(heads, name) for name in WEIGHTS}
         if reads is not None:
-            found |= {"key": None, "value": None, "query_bias": None, "key_bias": None, "reads": reads}
-        self.weights = nn.ParameterDict({name: nn.Parameter(part.detach().clone()) for name, part in found.items() if part is not None})
+            found |= {
+                "key": None,
+                "value": None,
+                "query_bias": None,
+                "key_bias": None,
+                "reads": reads,
+            }
+        self.weights = nn.ParameterDict(
+            {
+                name: nn.Parameter(part.detach().clone())
+                for name, part in found.items()
+                if part is not None
+            }
+        )
         for name in FIXED:
             part = getattr(heads, name)
             self.register_buffer(name, None if part is None else part.detach().clone())
         self.scale = heads.scale
         self.variant = type(attention)
-        self.options = {field.name: getattr(attention, field.name) for field in dataclasses.fields(attention) if field.name != "heads"}
+        self.options = {
+            field.name: getattr(attention, field.name)
+            for field in dataclasses.fields(attention)
+            if field.name != "heads"
+        }
 
     def attention(self, dtype: torch.dtype | None = None) -> Attention:
         """The attention of the weights as they are, unscaled; differentiable."""
-        parts: dict[str, Any] = dict(self.weights.items()) | {name: getattr(self, name) for name in FIXED}
+        parts: dict[str, Any] = dict(self.weights.items()) | {
+            name: getattr(self, name) for name in FIXED
+        }
         if dtype is not None:
             parts = {name: None if part is None else part.to(dtype) for name, part in parts.items()}
         reads = parts.pop("reads", None)
@@ -52,7 +72,9 @@ class Layer(nn.Module):
 
 
 def factor(heads: Heads) -> Float[Tensor, "h v k"] | None:
-    r"""$U_h = V_hQ_h^+$ when queries and keys are tied and $V_h = U_hQ_h$ up to rounding, None otherwise."""
+    r"""$U_h = V_hQ_h^+$ when queries and keys are tied and $V_h = U_hQ_h$ up to rounding, None
+    otherwise.
+    """
     if heads.positional or not is_tied(heads):
         return None
     value, query = heads.value.detach().to(torch.float64), heads.query.detach().to(torch.float64)
@@ -66,7 +88,9 @@ def scaled(attention: Attention, factor: Float[Tensor, ""]) -> Attention:
     """The attention times a number."""
     heads = attention.heads
     times = factor.to(heads.query)
-    parts: dict[str, Any] = {field.name: getattr(heads, field.name) for field in dataclasses.fields(heads)}
+    parts: dict[str, Any] = {
+        field.name: getattr(heads, field.name) for field in dataclasses.fields(heads)
+    }
     for name in ("value", "value_bias", "output_bias"):
         parts[name] = None if parts[name] is None else times * parts[name]
     return dataclasses.replace(attention, heads=Heads(**parts))

@@ -1,4 +1,6 @@
-r"""$\log\det(I + J)$: exact from dense Jacobians, or estimated from the series $\sum_k (-1)^{k+1}\mathrm{tr}(J^k)/k$ [chen19]."""
+r"""$\log\det(I + J)$: exact from dense Jacobians, or estimated from the series $\sum_k
+(-1)^{k+1}\mathrm{tr}(J^k)/k$ [chen19].
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,12 @@ MOST_TERMS = 200
 @final
 @dataclass(frozen=True, eq=False)
 class LogDeterminant:
-    """The log-determinant of the Jacobian of a stack. `kind` is "exact" (dense, up to rounding) or "estimate" (random probes).
+    """The log-determinant of the Jacobian of a stack. `kind` is "exact" (dense, up to rounding) or
+    "estimate" (random probes).
 
-    Of an estimate `standard_error` is the spread of its mean over the probes, itself an estimate, and `truncation` a proved bound
-    on the part of the series left out; an exact value has zeros there. `y` is the image, which comes with it.
+    Of an estimate `standard_error` is the spread of its mean over the probes, itself an estimate,
+    and `truncation` a proved bound on the part of the series left out; an exact value has zeros
+    there. `y` is the image, which comes with it.
     """
 
     y: Float[Tensor, "*stack n d"]
@@ -47,13 +51,19 @@ def exact(steps: list[Step], x: Float[Tensor, "*stack n d"]) -> LogDeterminant:
 def dense_jacobian(step: Step, x: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack m m"]:
     r"""$I + Df(x)$ as matrices."""
     stack, shape, entries = x.shape[:-2], x.shape[-2:], x.shape[-2] * x.shape[-1]
-    jacobian = torch.func.vmap(torch.func.jacrev(lambda z: step.move(z.reshape(shape), dense=True).reshape(entries)))
+    jacobian = torch.func.vmap(
+        torch.func.jacrev(lambda z: step.move(z.reshape(shape), dense=True).reshape(entries))
+    )
     identity = torch.eye(entries, dtype=x.dtype, device=x.device)
     return identity + jacobian(x.reshape(-1, entries)).reshape(*stack, entries, entries)
 
 
 def estimated(
-    steps: list[Step], x: Float[Tensor, "*stack n d"], probes: int, terms: int | None, generator: torch.Generator
+    steps: list[Step],
+    x: Float[Tensor, "*stack n d"],
+    probes: int,
+    terms: int | None,
+    generator: torch.Generator,
 ) -> LogDeterminant:
     """By random signs and the truncated series; unbiased up to the truncation, differentiable."""
     entries = x.shape[-2] * x.shape[-1]
@@ -76,12 +86,23 @@ def remainder(constant: float, entries: int, terms: int) -> float:
 
 def enough_terms(constant: float, entries: int) -> int:
     """The fewest terms whose remainder is below REMAINDER, MOST_TERMS at most."""
-    return next((count for count in range(1, MOST_TERMS) if remainder(constant, entries, count) <= REMAINDER), MOST_TERMS)
+    return next(
+        (
+            count
+            for count in range(1, MOST_TERMS)
+            if remainder(constant, entries, count) <= REMAINDER
+        ),
+        MOST_TERMS,
+    )
 
 
-def _series(step: Step, x: Tensor, probes: int, terms: int, generator: torch.Generator) -> Float[Tensor, "many ..."]:
+def _series(
+    step: Step, x: Tensor, probes: int, terms: int, generator: torch.Generator
+) -> Float[Tensor, "many ..."]:
     r"""$\sum_{k\le K}(-1)^{k+1}\langle v, (J^T)^kv\rangle/k$ for each probe of random signs."""
-    signs = torch.randint(0, 2, (probes, *x.shape), generator=generator, device=generator.device).to(x)
+    signs = torch.randint(
+        0, 2, (probes, *x.shape), generator=generator, device=generator.device
+    ).to(x)
     v = 2 * signs - 1
     pull = torch.func.vjp(lambda z: step.move(z, dense=True), x)[1]
     together = torch.func.vmap(lambda u: pull(u)[0])

@@ -1,7 +1,8 @@
 r"""One layer $y = x + f(x)$ with $f$ a contraction, and its inverse by fixed-point iteration.
 
-On a ball the iteration is $x \leftarrow \Pi(y - f(x))$, $\Pi$ the projection of every token on the ball of the input. It maps the ball to
-itself and shortens distances by L, so it has one fixed point; an input in the ball with image y is that point.
+On a ball the iteration is $x \leftarrow \Pi(y - f(x))$, $\Pi$ the projection of every token on the
+ball of the input. It maps the ball to itself and shortens distances by L, so it has one fixed
+point; an input in the ball with image y is that point.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ class Solved(NamedTuple):
 @final
 @dataclass(frozen=True, eq=False)
 class Step:
-    r"""$x + f(x)$, $f$ of proved Lipschitz constant `constant` < 1 on the ball of this radius (None: everywhere).
+    r"""$x + f(x)$, $f$ of proved Lipschitz constant `constant` < 1 on the ball of this radius
+    (None: everywhere).
 
-    With `squash` f reads the tokens through $\rho(x) = x/\sqrt{1 + |x|^2/R^2}$, which shortens distances and ends in the ball.
+    With `squash` f reads the tokens through $\rho(x) = x/\sqrt{1 + |x|^2/R^2}$, which shortens
+    distances and ends in the ball.
     """
 
     attention: Attention
@@ -54,7 +57,9 @@ class Step:
         """The radius that inputs must keep, None where every input is allowed."""
         return None if self.squash else self.radius
 
-    def move(self, x: Float[Tensor, "*stack n d"], dense: bool = False) -> Float[Tensor, "*stack n d"]:
+    def move(
+        self, x: Float[Tensor, "*stack n d"], dense: bool = False
+    ) -> Float[Tensor, "*stack n d"]:
         """f(x). `dense` evaluates by plain tensor algebra that `torch.func` can transform."""
         if self.squash:
             assert self.radius is not None
@@ -70,10 +75,14 @@ class Step:
         return torch.where(size > self.ball, x * (self.ball / size), x)
 
     @torch.no_grad()
-    def invert(self, y: Float[Tensor, "*stack n d"], tol: float | None = None, most: int | None = None) -> Solved:
-        r"""Iterate until $L/(1-L)$ times the last step is below `tol` (default: 16 roundings of y over 1 - L), `most` times at most.
+    def invert(
+        self, y: Float[Tensor, "*stack n d"], tol: float | None = None, most: int | None = None
+    ) -> Solved:
+        r"""Iterate until $L/(1-L)$ times the last step is below `tol` (default: 16 roundings of y
+        over 1 - L), `most` times at most.
 
-        By default `most` is the number of iterations that always suffices, from $|x_k - x^*| \le L^k/(1-L)\,|x_1 - x_0|$.
+        By default `most` is the number of iterations that always suffices, from $|x_k - x^*| \le
+        L^k/(1-L)\,|x_1 - x_0|$.
         """
         rate = self.constant / (1 - self.constant)
         x = self.project(y)
@@ -92,15 +101,25 @@ class Step:
 
     @torch.no_grad()
     def constant_within(self, n: int, radius: float) -> float:
-        """A proved Lipschitz constant of f for n tokens in the ball of this radius; never above `constant`."""
+        """A proved Lipschitz constant of f for n tokens in the ball of this radius; never above
+        `constant`.
+        """
         if self.squash:
             assert self.radius is not None
             radius = radius / math.sqrt(1 + (radius / self.radius) ** 2)
         if not radius < (self.radius or math.inf):
             return self.constant
         precise = self.attention.to(torch.float64)
-        found = lipschitz(precise, self.reads, n, torch.tensor(radius, dtype=torch.float64, device=precise.heads.query.device))
-        return min(self.constant, float(found) * (1 + 16 * torch.finfo(self.attention.heads.query.dtype).eps))
+        found = lipschitz(
+            precise,
+            self.reads,
+            n,
+            torch.tensor(radius, dtype=torch.float64, device=precise.heads.query.device),
+        )
+        return min(
+            self.constant,
+            float(found) * (1 + 16 * torch.finfo(self.attention.heads.query.dtype).eps),
+        )
 
     def check_reached(self, number: int, y: Float[Tensor, "*stack n d"], solved: Solved) -> None:
         """Refuse a y that the best x in the ball misses by more than that x can be wrong."""
@@ -108,15 +127,18 @@ class Step:
         allowed = (1 + self.constant) * self.constant / (1 - self.constant) * solved.step
         if (missed > allowed + torch.finfo(y.dtype).eps ** 0.5 * (size(y) + 1)).any():
             raise ValueError(
-                f"y is not the image of tokens in the ball: the nearest input of layer {number}, in its ball of radius {self.ball:.6g}, "
-                f"misses by {float(missed.max()):.3g}. Invert outputs of this stack, or use squash=True, which reaches every y."
+                f"y is not the image of tokens in the ball: the nearest input of layer {number}, in"
+                f" its ball of radius {self.ball:.6g}, misses by {float(missed.max()):.3g}. Invert"
+                " outputs of this stack, or use squash=True, which reaches every y."
             )
 
     def _enough(self, first: Float[Tensor, "*stack"], target: Float[Tensor, "*stack"]) -> int:
         if self.constant == 0:
             return 2
         least = torch.finfo(torch.float64).tiny
-        reduction = float((target.clamp(min=least) * (1 - self.constant) / first.clamp(min=least)).min())
+        reduction = float(
+            (target.clamp(min=least) * (1 - self.constant) / first.clamp(min=least)).min()
+        )
         return 2 + max(0, math.ceil(math.log(reduction) / math.log(self.constant)))
 
 

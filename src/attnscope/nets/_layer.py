@@ -1,4 +1,6 @@
-r"""What every layer of a network declares beside its forward map: how far its output moves, and how far it is from linear."""
+r"""What every layer of a network declares beside its forward map: how far its output moves, and how
+far it is from linear.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ SLACK = 1e-9
 
 
 class Layer(nn.Module, ABC):
-    r"""A map $F$ on stacks of inputs that knows two proved bounds on the ball $\|D\|_F \le \epsilon$ around an input.
+    r"""A map $F$ on stacks of inputs that knows two proved bounds on the ball $\|D\|_F \le
+    \epsilon$ around an input.
 
-    `eps` is a number or a tensor that broadcasts against the stack axes from the right; both bounds are computed in float64.
+    `eps` is a number or a tensor that broadcasts against the stack axes from the right; both bounds
+    are computed in float64.
     """
 
     out_axes = 2
@@ -31,8 +35,12 @@ class Layer(nn.Module, ABC):
         r"""An upper bound of $\|F(x + D) - F(x)\|$, shape (*stack)."""
 
     @abstractmethod
-    def remainder(self, x: Float[Tensor, "*input"], eps: float | Tensor, gradient: Float[Tensor, "c ..."]) -> Float[Tensor, "c ..."]:
-        r"""An upper bound of $-\langle g, F(x + D) - F(x) - DF(x)D\rangle$ for each of c directions $g$, shape (c, *stack)."""
+    def remainder(
+        self, x: Float[Tensor, "*input"], eps: float | Tensor, gradient: Float[Tensor, "c ..."]
+    ) -> Float[Tensor, "c ..."]:
+        r"""An upper bound of $-\langle g, F(x + D) - F(x) - DF(x)D\rangle$ for each of c directions
+        $g$, shape (c, *stack).
+        """
 
 
 class LinearLayer(Layer):
@@ -48,9 +56,15 @@ class LinearLayer(Layer):
         stack = x.shape[: x.ndim - self.in_axes]
         return self.norm().to(x.device) * radii(eps, stack, x.device) * (1 + SLACK)
 
-    def remainder(self, x: Float[Tensor, "*input"], eps: float | Tensor, gradient: Float[Tensor, "c ..."]) -> Float[Tensor, "c ..."]:
+    def remainder(
+        self, x: Float[Tensor, "*input"], eps: float | Tensor, gradient: Float[Tensor, "c ..."]
+    ) -> Float[Tensor, "c ..."]:
         stack = x.shape[: x.ndim - self.in_axes]
-        return radii(eps, stack, x.device).new_zeros(()).expand(gradient.shape[0], *radii(eps, stack, x.device).shape)
+        return (
+            radii(eps, stack, x.device)
+            .new_zeros(())
+            .expand(gradient.shape[0], *radii(eps, stack, x.device).shape)
+        )
 
 
 class Unbounded(Layer):
@@ -61,11 +75,17 @@ class Unbounded(Layer):
     def sensitivity(self, x: Float[Tensor, "*input"], eps: float | Tensor) -> Float[Tensor, "*out"]:
         raise NoBound(self.why)
 
-    def remainder(self, x: Float[Tensor, "*input"], eps: float | Tensor, gradient: Float[Tensor, "c ..."]) -> Float[Tensor, "c ..."]:
+    def remainder(
+        self, x: Float[Tensor, "*input"], eps: float | Tensor, gradient: Float[Tensor, "c ..."]
+    ) -> Float[Tensor, "c ..."]:
         raise NoBound(self.why)
 
 
-def radii(eps: float | Tensor, stack: tuple[int, ...], device: torch.device) -> Float[Tensor, "*out"]:
-    """The radius of every input of the stack, in float64; eps may have more leading axes than the stack."""
+def radii(
+    eps: float | Tensor, stack: tuple[int, ...], device: torch.device
+) -> Float[Tensor, "*out"]:
+    """The radius of every input of the stack, in float64; eps may have more leading axes than the
+    stack.
+    """
     given = torch.as_tensor(eps, dtype=torch.float64, device=device)
     return given.expand(torch.broadcast_shapes(given.shape, stack))

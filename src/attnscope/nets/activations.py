@@ -1,6 +1,8 @@
-r"""Convex activations with $0 \le \sigma' \le 1$, and the curvature that a certificate pays for each.
+r"""Convex activations with $0 \le \sigma' \le 1$, and the curvature that a certificate pays for
+each.
 
-`curvature(u, theta)` is at least $\sup_{|t| \le \theta} 2(\sigma(u + t) - \sigma(u) - \sigma'(u)t)/t^2$.
+`curvature(u, theta)` is at least $\sup_{|t| \le \theta} 2(\sigma(u + t) - \sigma(u) -
+\sigma'(u)t)/t^2$.
 """
 
 from __future__ import annotations
@@ -23,15 +25,21 @@ class Activation(nn.Module, ABC):
     def forward(self, u: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def curvature(self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]) -> Float[Tensor, "*out"]: ...
+    def curvature(
+        self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]
+    ) -> Float[Tensor, "*out"]: ...
 
     def kinked(self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]) -> Tensor | None:
-        r"""Where a linear bound $\sigma(u + t) - \sigma(u) - \sigma'(u)t \le |t|$ must stand in for the curvature; None: nowhere."""
+        r"""Where a linear bound $\sigma(u + t) - \sigma(u) - \sigma'(u)t \le |t|$ must stand in for
+        the curvature; None: nowhere.
+        """
         return None
 
 
 class _Rounded(torch.autograd.Function):
-    r"""The quadratic ReLU, $s(u + w(1 - s))$ with its slope $s = ((u + w)/(2w))$ cut to [0, 1]: backward passes need the slope alone."""
+    r"""The quadratic ReLU, $s(u + w(1 - s))$ with its slope $s = ((u + w)/(2w))$ cut to [0, 1]:
+    backward passes need the slope alone.
+    """
 
     generate_vmap_rule = True
 
@@ -61,7 +69,9 @@ def _slope(u: Tensor, half_width: float) -> Tensor:
 
 @final
 class QuadraticReLU(Activation):
-    r"""The ReLU with its corner rounded by a parabola: $0$ for $u \le -w$, $u$ for $u \ge w$, $(u + w)^2/(4w)$ between."""
+    r"""The ReLU with its corner rounded by a parabola: $0$ for $u \le -w$, $u$ for $u \ge w$, $(u +
+    w)^2/(4w)$ between.
+    """
 
     def __init__(self, half_width: float = 1.0) -> None:
         super().__init__()
@@ -71,11 +81,17 @@ class QuadraticReLU(Activation):
     def forward(self, u: Tensor) -> Tensor:
         return _Rounded.apply(u, self.half_width)
 
-    def curvature(self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]) -> Float[Tensor, "*out"]:
-        r"""$\frac{1}{2w}(1 - (|u| - w)_+/\theta)_+^2$: beyond the band only what a step of $\theta$ reaches of it counts."""
+    def curvature(
+        self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]
+    ) -> Float[Tensor, "*out"]:
+        r"""$\frac{1}{2w}(1 - (|u| - w)_+/\theta)_+^2$: beyond the band only what a step of $\theta$
+        reaches of it counts.
+        """
         w = self.half_width
         outside = (u.abs() - w).clamp(min=0)
-        return (1 - outside / theta.clamp(min=torch.finfo(u.dtype).tiny)).clamp(min=0).square() / (2 * w)
+        return (1 - outside / theta.clamp(min=torch.finfo(u.dtype).tiny)).clamp(min=0).square() / (
+            2 * w
+        )
 
 
 @final
@@ -88,9 +104,13 @@ class Softplus(Activation):
         self.sharpness = float(sharpness)
 
     def forward(self, u: Tensor) -> Tensor:
-        return torch.logaddexp(self.sharpness * u, torch.zeros_like(u)) / self.sharpness  # F.softplus jumps where it becomes linear
+        return (
+            torch.logaddexp(self.sharpness * u, torch.zeros_like(u)) / self.sharpness
+        )  # F.softplus jumps where it becomes linear
 
-    def curvature(self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]) -> Float[Tensor, "*out"]:
+    def curvature(
+        self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]
+    ) -> Float[Tensor, "*out"]:
         return torch.full_like(u + theta, self.sharpness / 4)
 
 
@@ -104,7 +124,9 @@ class ReLU(Activation):
     def forward(self, u: Tensor) -> Tensor:
         return F.relu(u)
 
-    def curvature(self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]) -> Float[Tensor, "*out"]:
+    def curvature(
+        self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]
+    ) -> Float[Tensor, "*out"]:
         r"""The remainder is $(|t| - |u|)_+$, and $2(|t| - |u|)/t^2$ is largest at $|t| = 2|u|$."""
         size = u.abs()
         tiny = torch.finfo(u.dtype).tiny
@@ -117,8 +139,14 @@ class ReLU(Activation):
 
 
 def activation(name: str, half_width: float) -> Activation:
-    """The activation of this name; softplus takes the curvature of the quadratic ReLU, $\\beta = 2/w$."""
-    made = {"quadratic": lambda: QuadraticReLU(half_width), "softplus": lambda: Softplus(2 / half_width), "relu": ReLU}
+    """The activation of this name; softplus takes the curvature of the quadratic ReLU, $\\beta =
+    2/w$.
+    """
+    made = {
+        "quadratic": lambda: QuadraticReLU(half_width),
+        "softplus": lambda: Softplus(2 / half_width),
+        "relu": ReLU,
+    }
     if name not in made:
         raise ValueError(f"activation must be one of {', '.join(made)}, got {name!r}.")
     return made[name]()

@@ -19,7 +19,9 @@ from attnscope.nets.norms import Centre, Norm, refuse_unbounded
 
 @final
 class ResidualAttention(Layer):
-    r"""$x + s\,\Gamma(Nx)$ with N a norm layer or nothing; the heads are parameters, the variant is a class of `attnscope.attention`."""
+    r"""$x + s\,\Gamma(Nx)$ with N a norm layer or nothing; the heads are parameters, the variant is
+    a class of `attnscope.attention`.
+    """
 
     query: nn.Parameter
     key: nn.Parameter
@@ -41,7 +43,15 @@ class ResidualAttention(Layer):
         super().__init__()
         self.variant, self.options, self.causal, self.step = variant, dict(options), causal, step
         self.norm = norm
-        for name in ("query", "key", "value", "output", "query_bias", "output_bias", "position_bias"):
+        for name in (
+            "query",
+            "key",
+            "value",
+            "output",
+            "query_bias",
+            "output_bias",
+            "position_bias",
+        ):
             part = getattr(heads, name)
             self.register_parameter(name, None if part is None else nn.Parameter(part))
         self.scale = heads.scale
@@ -52,9 +62,15 @@ class ResidualAttention(Layer):
         if isinstance(self.norm, Centre):
             query, key, value = self.norm(query), self.norm(key), self.norm(value)
         return Heads(
-            query, key, value, self.output, query_bias=self.query_bias, output_bias=self.output_bias,
-            position_bias=self.position_bias, scale=self.scale,
-        )  # fmt: skip
+            query,
+            key,
+            value,
+            self.output,
+            query_bias=self.query_bias,
+            output_bias=self.output_bias,
+            position_bias=self.position_bias,
+            scale=self.scale,
+        )
 
     def attention(self) -> Attention:
         """The map between measures that this layer adds to its input, times the step."""
@@ -65,9 +81,13 @@ class ResidualAttention(Layer):
         return x + self.step * self.attention()(read, Particles(read))
 
     def content_norms(self) -> Float[Tensor, " h"]:
-        r"""$\|A_h\|$, the part of the scores that depends on what tokens say and not on where they stand."""
+        r"""$\|A_h\|$, the part of the scores that depends on what tokens say and not on where they
+        stand.
+        """
         heads = self.heads()
-        return heads.scale * spectral_of_product(heads.key.detach().double().mT, heads.query.detach().double())
+        return heads.scale * spectral_of_product(
+            heads.key.detach().double().mT, heads.query.detach().double()
+        )
 
     def without_content(self) -> None:
         """Set A to 0: the coupling then depends on the places of tokens alone."""
@@ -78,24 +98,36 @@ class ResidualAttention(Layer):
     def hold(self, floor: float, cap: float, value_cap: float) -> None:
         r"""Scale every head so that floor $\le \|A_h\| \le$ cap and $s\|W_hV_h\| \le$ value_cap.
 
-        The floor keeps content attention alive while it trains, the caps keep it certifiable: the radius of a layer grows with
-        $\|A_h\|\|W_hV_h\|$, and a loss that only sees the slope would let both grow.
+        The floor keeps content attention alive while it trains, the caps keep it certifiable: the
+        radius of a layer grows with $\|A_h\|\|W_hV_h\|$, and a loss that only sees the slope would
+        let both grow.
         """
         with torch.no_grad():
             norms = self.content_norms().clamp(min=torch.finfo(torch.float64).tiny)
             factor = (norms.clamp(floor, cap) / norms).sqrt().to(self.query)[:, None, None]
             self.query.mul_(factor)
             self.key.mul_(factor)
-            written = self.step * spectral_of_product(self.output.double(), self.value.double()).clamp(min=torch.finfo(torch.float64).tiny)
+            written = self.step * spectral_of_product(
+                self.output.double(), self.value.double()
+            ).clamp(min=torch.finfo(torch.float64).tiny)
             self.output.mul_((value_cap / written).clamp(max=1).to(self.output)[:, None, None])
 
-    def sensitivity(self, x: Float[Tensor, "*stack n d"], eps: float | Tensor) -> Float[Tensor, "*out"]:
+    def sensitivity(
+        self, x: Float[Tensor, "*stack n d"], eps: float | Tensor
+    ) -> Float[Tensor, "*out"]:
         refuse_unbounded(self.norm)
-        found = bounds.sensitivity(self.attention().to(torch.float64), x.double(), eps, residual=1 / self.step)
+        found = bounds.sensitivity(
+            self.attention().to(torch.float64), x.double(), eps, residual=1 / self.step
+        )
         return self.step * found.value * (1 + SLACK)
 
     def remainder(
-        self, x: Float[Tensor, "*stack n d"], eps: float | Tensor, gradient: Float[Tensor, "c *stack n d"]
+        self,
+        x: Float[Tensor, "*stack n d"],
+        eps: float | Tensor,
+        gradient: Float[Tensor, "c *stack n d"],
     ) -> Float[Tensor, "c ..."]:
         refuse_unbounded(self.norm)
-        return bounds.remainder(self.attention().to(torch.float64), x.double(), eps, self.step * gradient.double()) * (1 + SLACK)
+        return bounds.remainder(
+            self.attention().to(torch.float64), x.double(), eps, self.step * gradient.double()
+        ) * (1 + SLACK)

@@ -20,7 +20,9 @@ ACTIVATIONS = ("quadratic", "softplus", "relu")
 @final
 @dataclass(frozen=True)
 class Config:
-    """A Transformer in numbers and names. `Config.vit(...)` and `Config.language(...)` fill in what the two uses have in common."""
+    """A Transformer in numbers and names. `Config.vit(...)` and `Config.language(...)` fill in what
+    the two uses have in common.
+    """
 
     kind: str
     outputs: int
@@ -29,7 +31,9 @@ class Config:
     """Channels, height and width that a classifier reads."""
     patch: int | None = None
     learned_embedding: bool = False
-    """Whether the matrix that embeds patches is trained; else it stays the isometry that it starts as."""
+    """Whether the matrix that embeds patches is trained; else it stays the isometry that it starts
+    as.
+    """
     length: int | None = None
     """The longest sequence that a language model reads."""
     dim: int = 48
@@ -58,7 +62,12 @@ class Config:
     @classmethod
     def language(cls, vocabulary: int, length: int, **parts: Any) -> Self:
         """A causal model of the next token."""
-        return cls(kind="language", outputs=vocabulary, length=length, **{"pooling": "tokens", "norm": "rms", "mlp": "residual", **parts})
+        return cls(
+            kind="language",
+            outputs=vocabulary,
+            length=length,
+            **{"pooling": "tokens", "norm": "rms", "mlp": "residual", **parts},
+        )
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -70,16 +79,23 @@ class Config:
             ("pooling", POOLINGS),
         ):
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {described(getattr(self, name))}.")
+                raise ValueError(
+                    f"{name} must be one of {', '.join(allowed)}, got"
+                    f" {described(getattr(self, name))}."
+                )
         for name in ("outputs", "dim", "depth", "heads", "head_dim", "value_dim", "hidden"):
             _check_count(name, getattr(self, name))
         for name in ("half_width", "step"):
             check_positive(name, getattr(self, name))
         for name in ("position_bias", "learned_embedding"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be true or false, got {described(getattr(self, name))}.")
+                raise ValueError(
+                    f"{name} must be true or false, got {described(getattr(self, name))}."
+                )
         if not isinstance(self.options, Mapping):
-            raise ValueError(f"options must be a mapping of names to numbers, got {described(self.options)}.")
+            raise ValueError(
+                f"options must be a mapping of names to numbers, got {described(self.options)}."
+            )
         self._check_input()
 
     def _check_input(self) -> None:
@@ -91,13 +107,18 @@ class Config:
         if self.pooling == "tokens":
             raise ValueError('a classifier has pooling="flatten" or "mean", got "tokens".')
         if not isinstance(self.image, tuple | list) or len(self.image) != 3:
-            raise ValueError(f"image must be (channels, height, width), got {described(self.image)}.")
+            raise ValueError(
+                f"image must be (channels, height, width), got {described(self.image)}."
+            )
         for name, size in zip(("channels", "height", "width"), self.image, strict=True):
             _check_count(name, size)
         _check_count("patch", self.patch)
         object.__setattr__(self, "image", tuple(self.image))
         if self.image[1] % self.side or self.image[2] % self.side:
-            raise ValueError(f"patches of {self.patch} pixels do not tile an image of {self.image[1]} x {self.image[2]}.")
+            raise ValueError(
+                f"patches of {self.patch} pixels do not tile an image of {self.image[1]} x"
+                f" {self.image[2]}."
+            )
 
     @property
     def side(self) -> int:
@@ -127,7 +148,10 @@ class Config:
         """The inverse of `as_dict`; an unknown or missing field is refused by name."""
         known = {part.name for part in dataclasses.fields(cls)}
         if unknown := sorted(set(given) - known):
-            raise ValueError(f"a network has no part called {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
+            raise ValueError(
+                f"a network has no part called {', '.join(unknown)}; it has"
+                f" {', '.join(sorted(known))}."
+            )
         if missing := sorted({"kind", "outputs"} - set(given)):
             raise ValueError(f"the description of a network lacks {', '.join(missing)}.")
         image = given.get("image")

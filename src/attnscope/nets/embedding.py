@@ -15,14 +15,23 @@ from attnscope.validation import described
 
 @final
 class PatchEmbedding(LinearLayer):
-    r"""Image to tokens: $x_i = E(\text{patch}_i - \frac12) + p_i$, patches of size s that tile the image [dosovitskiy21].
+    r"""Image to tokens: $x_i = E(\text{patch}_i - \frac12) + p_i$, patches of size s that tile the
+    image [dosovitskiy21].
 
-    E starts as an isometry (or the adjoint of one), so that pixels and tokens move by the same amount; unless it is `learned` it stays one.
+    E starts as an isometry (or the adjoint of one), so that pixels and tokens move by the same
+    amount; unless it is `learned` it stays one.
     """
 
     in_axes = 3
 
-    def __init__(self, image: tuple[int, int, int], patch: int, dim: int, generator: torch.Generator, learned: bool = False) -> None:
+    def __init__(
+        self,
+        image: tuple[int, int, int],
+        patch: int,
+        dim: int,
+        generator: torch.Generator,
+        learned: bool = False,
+    ) -> None:
         super().__init__()
         channels, height, width = image
         self.image, self.patch = image, patch
@@ -33,7 +42,10 @@ class PatchEmbedding(LinearLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim < 3 or tuple(x.shape[-3:]) != self.image:
-            raise ValueError(f"images must have shape (..., {', '.join(map(str, self.image))}), got {described(x)}.")
+            raise ValueError(
+                f"images must have shape (..., {', '.join(map(str, self.image))}), got"
+                f" {described(x)}."
+            )
         return (self.patches(x) - 0.5) @ self.weight.mT + self.position
 
     def patches(self, x: Float[Tensor, "*stack C H W"]) -> Float[Tensor, "*stack n pixels"]:
@@ -41,7 +53,9 @@ class PatchEmbedding(LinearLayer):
         s = self.patch
         *stack, channels, height, width = x.shape
         tiled = x.reshape(*stack, channels, height // s, s, width // s, s)
-        return tiled.movedim((-5, -3, -1), (-3, -2, -1)).reshape(*stack, self.tokens, channels * s * s)
+        return tiled.movedim((-5, -3, -1), (-3, -2, -1)).reshape(
+            *stack, self.tokens, channels * s * s
+        )
 
     def norm(self) -> Float[Tensor, ""]:
         return spectral(self.weight.detach().double())
@@ -63,16 +77,23 @@ class TokenEmbedding(Unbounded):
 
     def forward(self, x: Int[Tensor, "*stack n"]) -> Tensor:
         if x.is_floating_point() or x.ndim < 1 or x.numel() == 0:
-            raise TypeError(f"a language model reads token numbers of shape (..., n), got {described(x)}.")
+            raise TypeError(
+                f"a language model reads token numbers of shape (..., n), got {described(x)}."
+            )
         vocabulary, length = self.weight.shape[0], self.position.shape[0]
         if not 1 <= x.shape[-1] <= length:
             raise ValueError(f"this model reads 1 to {length} tokens at once, got {x.shape[-1]}.")
         if int(x.min()) < 0 or int(x.max()) >= vocabulary:
-            raise ValueError(f"token numbers must lie in 0..{vocabulary - 1}, got {int(x.min())} to {int(x.max())}.")
+            raise ValueError(
+                f"token numbers must lie in 0..{vocabulary - 1}, got {int(x.min())} to"
+                f" {int(x.max())}."
+            )
         return self.weight[x] + self.position[: x.shape[-1]]
 
 
 def _isometry(rows: int, columns: int, generator: torch.Generator) -> Float[Tensor, "rows columns"]:
     """A random matrix whose columns (or rows, when there are fewer of them) are orthonormal."""
-    tall = torch.linalg.qr(torch.randn(max(rows, columns), min(rows, columns), generator=generator)).Q
+    tall = torch.linalg.qr(
+        torch.randn(max(rows, columns), min(rows, columns), generator=generator)
+    ).Q
     return (tall if rows >= columns else tall.mT).contiguous()

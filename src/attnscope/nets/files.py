@@ -1,4 +1,6 @@
-"""A network as two files: its weights as safetensors, its description as JSON. Nothing is ever unpickled."""
+"""A network as two files: its weights as safetensors, its description as JSON. Nothing is ever
+unpickled.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,14 @@ WEIGHTS, DESCRIPTION = "network.safetensors", "config.json"
 
 
 def save(network: Transformer, folder: str | Path, notes: Mapping[str, Any] | None = None) -> None:
-    """Write the network into a folder. `notes` is kept beside the description: how it was trained, what it reached."""
+    """Write the network into a folder. `notes` is kept beside the description: how it was trained,
+    what it reached.
+    """
     if not isinstance(network, Transformer):
         raise TypeError(f"save needs a Transformer, got {described(network)}.")
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+    state = {
+        name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()
+    }
     _check_finite(state, "this network")
     weights = safetensors.torch.save(state)
     description = {
@@ -52,27 +58,40 @@ def load(folder: str | Path) -> Transformer:
         content = path.read_bytes()
         state = safetensors.torch.load(content)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"the weights {str(path)!r} cannot be read ({error}): the file is missing or cut off, copy it again.") from error
+        raise ValueError(
+            f"the weights {str(path)!r} cannot be read ({error}): the file is missing or cut off,"
+            " copy it again."
+        ) from error
     if hashlib.sha256(content).hexdigest() != description["sha256"]:
-        raise ValueError(f"{str(path)!r} is not the file that {DESCRIPTION} describes (its sha256 differs): copy both files again.")
+        raise ValueError(
+            f"{str(path)!r} is not the file that {DESCRIPTION} describes (its sha256 differs): copy"
+            " both files again."
+        )
     _check_finite(state, f"{str(path)!r}")
     network = Transformer(config)
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in state.items()}
     if expected != found:
-        wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        wrong = sorted(
+            name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
+        )
         raise ValueError(
-            f"{str(path)!r} does not hold the network of {DESCRIPTION}: {', '.join(wrong[:4])} missing, left over or misshaped."
+            f"{str(path)!r} does not hold the network of {DESCRIPTION}: {', '.join(wrong[:4])}"
+            " missing, left over or misshaped."
         )
     network.to(next(iter(state.values())).dtype).load_state_dict(state)
     return network
 
 
 def shipped(name: str = "digits") -> Path:
-    """The folder of a network that comes with the package; its no-attention control is in `control` there."""
+    """The folder of a network that comes with the package; its no-attention control is in `control`
+    there.
+    """
     folder = Path(str(resources.files("attnscope.nets") / name))
     if not (folder / DESCRIPTION).exists():
-        raise ValueError(f'no network called {name!r} comes with attnscope: the one that does is "digits".')
+        raise ValueError(
+            f'no network called {name!r} comes with attnscope: the one that does is "digits".'
+        )
     return folder
 
 
@@ -82,21 +101,32 @@ def describe(folder: str | Path) -> dict[str, Any]:
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ValueError(f"{str(folder)!r} holds no network: {DESCRIPTION} cannot be read ({error.strerror or error}).") from error
+        raise ValueError(
+            f"{str(folder)!r} holds no network: {DESCRIPTION} cannot be read"
+            f" ({error.strerror or error})."
+        ) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{str(path)!r} is not JSON ({error}): copy the file again.") from error
     if not isinstance(description, dict) or description.get("format") != "attnscope network":
         raise ValueError(f"{str(path)!r} does not describe a network of attnscope.")
     if description.get("version") != VERSION:
         raise ValueError(
-            f"{str(path)!r} is of version {description.get('version')!r}, this attnscope reads version {VERSION}: train the network again."
+            f"{str(path)!r} is of version {description.get('version')!r}, this attnscope reads"
+            f" version {VERSION}: train the network again."
         )
-    if not isinstance(description.get("config"), dict) or not isinstance(description.get("sha256"), str):
-        raise ValueError(f"{str(path)!r} lacks its config or the sha256 of its weights: copy the file again.")
+    if not isinstance(description.get("config"), dict) or not isinstance(
+        description.get("sha256"), str
+    ):
+        raise ValueError(
+            f"{str(path)!r} lacks its config or the sha256 of its weights: copy the file again."
+        )
     return description
 
 
 def _check_finite(state: Mapping[str, torch.Tensor], where: str) -> None:
     bad = [name for name, tensor in state.items() if not torch.isfinite(tensor).all()]
     if bad:
-        raise ValueError(f"{where} holds NaN or infinite numbers in {', '.join(bad[:4])}: training must have diverged, train it again.")
+        raise ValueError(
+            f"{where} holds NaN or infinite numbers in {', '.join(bad[:4])}: training must have"
+            " diverged, train it again."
+        )

@@ -16,9 +16,13 @@ POOLINGS = ("flatten", "mean", "tokens")
 
 @final
 class Head(LinearLayer):
-    r"""A linear map of all tokens side by side ("flatten"), of their mean ("mean"), or of each by itself ("tokens")."""
+    r"""A linear map of all tokens side by side ("flatten"), of their mean ("mean"), or of each by
+    itself ("tokens").
+    """
 
-    def __init__(self, tokens: int, dim: int, classes: int, pooling: str, generator: torch.Generator) -> None:
+    def __init__(
+        self, tokens: int, dim: int, classes: int, pooling: str, generator: torch.Generator
+    ) -> None:
         super().__init__()
         self.pooling, self.tokens = pooling, tokens
         inputs = dim * (tokens if pooling == "flatten" else 1)

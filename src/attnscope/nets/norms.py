@@ -1,4 +1,6 @@
-"""Norm layers on the features of each token. Only mean-centring moves things by a bounded amount."""
+"""Norm layers on the features of each token. Only mean-centring moves things by a bounded
+amount.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ NORMS = ("none", "centre", "layer", "rms")
 
 @final
 class Centre(LinearLayer):
-    r"""$x_i - \frac1d\sum_r x_{ir}$: the part of LayerNorm that is a projection, hence 1-Lipschitz [qi23]."""
+    r"""$x_i - \frac1d\sum_r x_{ir}$: the part of LayerNorm that is a projection, hence 1-Lipschitz
+    [qi23].
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return x - x.mean(-1, keepdim=True)
@@ -30,8 +34,9 @@ class LayerNorm(Unbounded):
     r"""$g \circ (x - \bar x)/\sqrt{\mathrm{var}(x) + \epsilon} + b$."""
 
     why = (
-        "no useful l2 bound is proved for LayerNorm: its slope is one over the deviation of a token, which a small input can make huge. "
-        'Use norm="centre" or norm="none" in a network meant to be certified.'
+        "no useful l2 bound is proved for LayerNorm: its slope is one over the deviation of a"
+        ' token, which a small input can make huge. Use norm="centre" or norm="none" in a network'
+        " meant to be certified."
     )
 
     def __init__(self, dim: int) -> None:
@@ -47,8 +52,9 @@ class RMSNorm(Unbounded):
     r"""$g \circ x/\sqrt{\frac1d|x|^2 + \epsilon}$ [zhang19]."""
 
     why = (
-        "no useful l2 bound is proved for RMSNorm: its slope is one over the size of a token, which a small input can make huge. "
-        'Use norm="centre" or norm="none" in a network meant to be certified.'
+        "no useful l2 bound is proved for RMSNorm: its slope is one over the size of a token, which"
+        ' a small input can make huge. Use norm="centre" or norm="none" in a network meant to be'
+        " certified."
     )
 
     def __init__(self, dim: int) -> None:

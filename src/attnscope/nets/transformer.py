@@ -1,4 +1,6 @@
-r"""A compact Transformer from the pieces of this folder: a causal language model or a classifier of images."""
+r"""A compact Transformer from the pieces of this folder: a causal language model or a classifier of
+images.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ NEIGHBOURS = ((0, 1), (1, 0), (0, -1), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 
 
 @final
 class Transformer(nn.Module):
-    """Embedding, then attention and MLP `depth` times, then a linear head: `network.layers` in order, each with its bounds."""
+    """Embedding, then attention and MLP `depth` times, then a linear head: `network.layers` in
+    order, each with its bounds.
+    """
 
     def __init__(self, config: Config, seed: int = 0) -> None:
         super().__init__()
@@ -34,7 +38,9 @@ class Transformer(nn.Module):
         self.layers = nn.Sequential(*_layers(config, generator))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits: (*stack, classes) for images (*stack, C, H, W), (*stack, n, vocabulary) for token numbers (*stack, n)."""
+        """Logits: (*stack, classes) for images (*stack, C, H, W), (*stack, n, vocabulary) for token
+        numbers (*stack, n).
+        """
         return self.layers(x)
 
     @property
@@ -43,25 +49,37 @@ class Transformer(nn.Module):
         return [layer for layer in self.layers if isinstance(layer, ResidualAttention)]
 
     def attention_norms(self) -> list[Float[Tensor, " h"]]:
-        r"""$\|A_h\|$ of each head, one tensor per attention layer: near 0 means that the layer does not look at what tokens say."""
+        r"""$\|A_h\|$ of each head, one tensor per attention layer: near 0 means that the layer does
+        not look at what tokens say.
+        """
         return [layer.content_norms() for layer in self.attentions]
 
     def with_content_off(self) -> Self:
-        """A copy with A set to 0 in every attention layer: what is left of the accuracy then owes nothing to content attention."""
+        """A copy with A set to 0 in every attention layer: what is left of the accuracy then owes
+        nothing to content attention.
+        """
         twin = copy.deepcopy(self)
         for layer in twin.attentions:
             layer.without_content()
         return twin
 
     def without_attention(self, seed: int = 0) -> Transformer:
-        """An untrained network of the same parts without its attention layers: the control to train beside it."""
-        return Transformer(Config.from_dict({**self.config.as_dict(), "attention": "none", "options": {}}), seed)
+        """An untrained network of the same parts without its attention layers: the control to train
+        beside it.
+        """
+        return Transformer(
+            Config.from_dict({**self.config.as_dict(), "attention": "none", "options": {}}), seed
+        )
 
 
 def _layers(config: Config, generator: torch.Generator) -> list[Layer]:
     layers: list[Layer] = []
     if config.image is not None:
-        layers.append(PatchEmbedding(config.image, config.side, config.dim, generator, config.learned_embedding))
+        layers.append(
+            PatchEmbedding(
+                config.image, config.side, config.dim, generator, config.learned_embedding
+            )
+        )
     else:
         layers.append(TokenEmbedding(config.outputs, config.tokens, config.dim, generator))
     for _ in range(config.depth):
@@ -75,7 +93,9 @@ def _layers(config: Config, generator: torch.Generator) -> list[Layer]:
 
 
 def _attention(config: Config, generator: torch.Generator) -> ResidualAttention:
-    """Queries and keys start equal, so that tokens look for their like; values and outputs are random and small."""
+    """Queries and keys start equal, so that tokens look for their like; values and outputs are
+    random and small.
+    """
     h, k, v, d = config.heads, config.head_dim, config.value_dim, config.dim
     query = torch.randn(h, k, d, generator=generator) / d**0.5
     heads = Heads(
@@ -89,23 +109,40 @@ def _attention(config: Config, generator: torch.Generator) -> ResidualAttention:
         scale=k**-0.5,
     )
     causal = config.kind == "language"
-    made = ResidualAttention(variants()[config.attention], config.options, heads, causal, norm_layer(config.norm, d), config.step)
+    made = ResidualAttention(
+        variants()[config.attention],
+        config.options,
+        heads,
+        causal,
+        norm_layer(config.norm, d),
+        config.step,
+    )
     made.attention()  # a variant that cannot be causal, or takes no such option, says so here
     return made
 
 
 def _position_bias(config: Config) -> Float[Tensor, "h n n"]:
-    r"""Head h of a classifier starts with $-|r_j - r_i - o_h|^2$, a look at the patch next to it; a language model starts flat."""
+    r"""Head h of a classifier starts with $-|r_j - r_i - o_h|^2$, a look at the patch next to it; a
+    language model starts flat.
+    """
     if config.kind == "language":
         return torch.zeros(config.heads, config.tokens, config.tokens)
     rows, columns = config.grid
-    place = torch.cartesian_prod(torch.arange(float(rows)), torch.arange(float(columns))).reshape(-1, 2)
+    place = torch.cartesian_prod(torch.arange(float(rows)), torch.arange(float(columns))).reshape(
+        -1, 2
+    )
     offset = torch.tensor([NEIGHBOURS[h % len(NEIGHBOURS)] for h in range(config.heads)])
     return -(place[None, None, :] - place[None, :, None] - offset[:, None, None]).square().sum(-1)
 
 
 def _mlp(config: Config, generator: torch.Generator) -> MLP:
-    parts = (config.dim, config.hidden, activation(config.activation, config.half_width), norm_layer(config.norm, config.dim), generator)
+    parts = (
+        config.dim,
+        config.hidden,
+        activation(config.activation, config.half_width),
+        norm_layer(config.norm, config.dim),
+        generator,
+    )
     if config.mlp == "residual":
         return ResidualMLP(*parts, step=config.step)
     return SLL(*parts) if config.mlp == "sll" else ConvexPotential(*parts)

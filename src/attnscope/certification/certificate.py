@@ -1,0 +1,48 @@
+"""`Certificate`: what is proved about one image, and under which assumptions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+Method = Literal["none", "layer-wise", "margin form", "NT4"]
+
+ASSUMPTIONS = (
+    "l2 ball in the space of pixels, which may leave [0, 1]; the network is the function of its"
+    " weights in exact arithmetic, evaluated in float64 with a relative slack of 1e-9 in every"
+    " radius, norm, remainder and margin (stated slack, not interval arithmetic)"
+)
+
+
+@final
+@dataclass(frozen=True)
+class Certificate:
+    """One image, one radius: with verdict True, no perturbation of l2 norm at most `eps` takes the
+    largest logit from `label`.
+
+    `radius` is the largest radius tried that was proved, 0 if none was; `margin` is the logit of
+    the label minus the largest other one at the image itself. `method` proved the verdict:
+    "layer-wise" (radii composed layer by layer, contracted with the head), "margin form" (gradients
+    and remainders of the last layers, radii before them), "NT4" (gradient at the input and
+    remainders of all layers).
+    """
+
+    label: int
+    eps: float
+    verdict: bool
+    radius: float
+    margin: float
+    method: Method
+    kind: Literal["proved"] = "proved"
+    assumptions: str = ASSUMPTIONS
+
+    def __str__(self) -> str:
+        says = (
+            f"certified at {self.eps:.4g} by {self.method}"
+            if self.verdict
+            else f"not certified at {self.eps:.4g}"
+        )
+        return (
+            f"class {self.label} is {says} (margin {self.margin:.4g}, proved radius"
+            f" {self.radius:.4g})"
+        )

@@ -1,0 +1,181 @@
+r"""The Jacobian of an attention layer: tiled analytic kernels for softmax and L2, autograd for
+every other variant.
+
+The map is $X \mapsto (\Gamma_{\mu(X)}(x_i))_i$ with the weights and positions of mu fixed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from copy import copy
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attnscope.attention import Attention
+from attnscope.attention.l2 import L2
+from attnscope.attention.softmax import Softmax
+from attnscope.measures import Particles
+from attnscope.operators.kernels import SoftmaxKernel
+from attnscope.operators.operator import LinearOperator, of_function
+
+ROWS_AT_ONCE = 4096
+"""The adjoint projects this many rows at a time, and writes them over the gradients that it no
+longer needs.
+"""
+
+
+def of_attention(attention: Attention, mu: Particles) -> LinearOperator:
+    """The derivative of one attention layer at mu, with the metric of mu; a stack of measures gives
+    a stack.
+    """
+    attention._checked(mu.x, mu, None)
+    if not (mu.weights > 0).all():
+        raise ValueError(
+            "the Jacobian in L2(mu) needs every weight above 0: drop the particles that carry no"
+            " mass."
+        )
+    return _of_checked(attention, mu)
+
+
+def _of_checked(attention: Attention, mu: Particles, layer: _Layer | None = None) -> LinearOperator:
+    """The operator; `layer` is its analytic part when that is there already."""
+    if isinstance(attention, Softmax | L2):
+        layer = _Layer(attention, mu) if layer is None else layer
+        shape = tuple(mu.x.shape[-2:])
+        plain = LinearOperator(
+            layer.mv, layer.rmv, shape, shape, mu.x.dtype, mu.x.device, tuple(mu.x.shape[:-2])
+        )
+    else:
+        plain = of_function(lambda x: attention.dense(x, mu.at(x)), mu.x, stack=mu.x.ndim - 2)
+    weights = mu.weights
+    uniform = bool((weights == weights[..., :1]).all())
+    mass = weights.unsqueeze(-1)
+
+    def restrict(index: Int[Tensor, " c"]) -> LinearOperator:
+        return _of_checked(
+            attention, _sub_stack(mu, index), None if layer is None else layer.restricted(index)
+        )
+
+    return dataclasses.replace(
+        plain,
+        rmv=plain.rmv if uniform else lambda v: plain.rmv(mass * v) / mass,
+        weights=None if uniform else weights,
+        exact=(
+            None
+            if mu.x.dtype == torch.float64
+            else lambda: _of_checked(attention.to(torch.float64), mu.to(torch.float64))
+        ),
+        restrict=restrict if mu.x.ndim > 2 else None,
+    )
+
+
+def _sub_stack(mu: Particles, index: Tensor) -> Particles:
+    def picked(part: Tensor) -> Tensor:
+        return part.flatten(0, mu.x.ndim - 3)[index]
+
+    positions = None if mu.positions is None else picked(mu.positions)
+    return Particles(picked(mu.x), picked(mu.weights), positions)
+
+
+class _Layer:
+    """Projections around the softmax kernel: tokens to (q, k, v) and heads back to tokens, and
+    their adjoints.
+
+    Projected vectors lie token by token, (n, stack, heads, k): the problems (stack times heads) of
+    the kernel are views of them.
+    """
+
+    def __init__(self, attention: Softmax | L2, mu: Particles) -> None:
+        self.heads = heads = attention.heads
+        self.at = torch.arange(mu.n, device=mu.x.device) if heads.rotary is not None else None
+        self.into = [part.flatten(0, 1) for part in (heads.query, heads.key, heads.value)]
+        self.out = None if heads.output is None else heads.output.transpose(0, 1).flatten(1)
+        with torch.no_grad():
+            q, k, bias, scale = attention.kernel(mu.x, mu)
+            places = None
+            if attention.causal:
+                places = mu.places().unsqueeze(-2).expand(bias.shape).flatten(0, -2)
+            self.kernel = SoftmaxKernel(
+                q.flatten(0, -3),
+                k.flatten(0, -3),
+                heads.read(mu.x).flatten(0, -3),
+                bias.flatten(0, -2),
+                scale,
+                position_bias=attention.position_bias(*attention.token_numbers(mu.x, mu, None)),
+                places=places,
+                triangular=attention.causal and mu.positions is None,
+                bias_moves=isinstance(attention, L2),
+            )
+
+    def restricted(self, index: Int[Tensor, " c"]) -> _Layer:
+        """The layer at these sequences of the stack alone."""
+        smaller, h = copy(self), self.heads.count
+        smaller.kernel = self.kernel.restricted(
+            (index[:, None] * h + torch.arange(h, device=index.device)).flatten()
+        )
+        return smaller
+
+    @torch.no_grad()
+    def mv(self, u: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack n d"]:
+        tokens = _token_by_token(u)
+        o = self.kernel.jvp(*self._changes(tokens, u.shape[-2]))
+        if self.out is None:
+            return o.unflatten(0, (-1, self.heads.count)).sum(1).reshape(u.shape)
+        return _stacked(_side_by_side(o, len(tokens)) @ self.out.mT, u.shape)
+
+    @torch.no_grad()
+    def rmv(self, y: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack n d"]:
+        tokens = _token_by_token(y)
+        q, k, v, bias = self.kernel.vjp(self._read(tokens, y.shape[-2]))
+        if bias is not None:
+            k.addcmul_(bias.unsqueeze(-1), self.kernel.k, value=-1)
+        if self.at is not None:
+            q, k = self.heads.turn(q, -self.at), self.heads.turn(k, -self.at)
+        parts = [_side_by_side(part, len(tokens)) for part in (q, k, v)]
+        total = parts[0] if parts[0].shape == tokens.shape else torch.empty_like(tokens)
+        for start in range(0, len(tokens), ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
+            made = parts[0][rows] @ self.into[0]
+            for part, matrix in zip(parts[1:], self.into[1:], strict=True):
+                made.addmm_(part[rows], matrix)
+            total[rows] = made
+        return _stacked(total, y.shape)
+
+    def _changes(
+        self, tokens: Float[Tensor, "rows d"], n: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """How queries, keys, values and the key bias of L2 attention change with the tokens."""
+        q, k, v = (self._problems(tokens @ matrix.mT, n) for matrix in self.into)
+        if self.at is not None:
+            q, k = self.heads.turn(q, self.at), self.heads.turn(k, self.at)
+        return q, k, v, -(self.kernel.k * k).sum(-1) if self.kernel.bias_moves else None
+
+    def _read(self, tokens: Float[Tensor, "rows d"], n: int) -> Float[Tensor, "g n v"]:
+        """The adjoint of the output projection, in memory of its own."""
+        if self.out is not None:
+            return self._problems(tokens @ self.out, n)
+        return (
+            tokens.reshape(n, -1, 1, tokens.shape[-1])
+            .repeat(1, 1, self.heads.count, 1)
+            .flatten(1, 2)
+            .transpose(0, 1)
+        )
+
+    def _problems(self, projected: Float[Tensor, "rows hk"], n: int) -> Float[Tensor, "g n k"]:
+        return projected.reshape(n, -1, projected.shape[1] // self.heads.count).transpose(0, 1)
+
+
+def _token_by_token(u: Float[Tensor, "*stack n d"]) -> Float[Tensor, "rows d"]:
+    """Rows (token, sequence): a copy for a stack, a view for one sequence."""
+    return u.reshape(-1, *u.shape[-2:]).transpose(0, 1).reshape(-1, u.shape[-1])
+
+
+def _stacked(rows: Float[Tensor, "rows d"], shape: tuple[int, ...]) -> Float[Tensor, "*stack n d"]:
+    return rows.reshape(shape[-2], -1, shape[-1]).transpose(0, 1).reshape(shape)
+
+
+def _side_by_side(parts: Float[Tensor, "g n k"], rows: int) -> Float[Tensor, "rows hk"]:
+    """The heads of each token in one row."""
+    return parts.transpose(0, 1).reshape(rows, -1)

@@ -1,0 +1,204 @@
+r"""Tiled analytic derivatives of the softmax kernel on queries, keys and values.
+
+With $P_i = \mathrm{softmax}_j(s\langle q_i, k_j\rangle + \beta_j)$ over the keys that i may read
+and $o_i = \sum_j P_{ij} v_j$,
+
+$$ \dot o_i = \sum_j P_{ij}\big[\dot v_j + \dot s_{ij}(v_j - o_i)\big], \qquad
+   \dot s_{ij} = s\langle\dot q_i, k_j\rangle + s\langle q_i, \dot k_j\rangle + \dot\beta_j, $$
+
+and the adjoint reads $\bar s_{ij} = P_{ij}\langle\bar o_i, v_j - o_i\rangle$. P is kept when it
+fits a budget; otherwise each tile is made again from the row normalisers, so that memory stays O(n
+d).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import copy
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+TILE_ROWS = 256
+TRIANGLE_TILE_ROWS = 64
+"""Under a causal mask small blocks waste less on the hidden half of the diagonal."""
+TILE_ENTRIES = 2**20
+STORED_BYTES = 2**30
+"""P is stored while it takes no more than this."""
+
+
+class Tile(NamedTuple):
+    """Problems `group`, query rows `rows` (block number `block` of them), keys before `keys`."""
+
+    block: int
+    group: slice
+    rows: slice
+    keys: int
+
+
+class Gradients(NamedTuple):
+    q: Float[Tensor, "g m k"]
+    k: Float[Tensor, "g n k"]
+    v: Float[Tensor, "g n v"]
+    bias: Float[Tensor, "g n"] | None
+
+
+class SoftmaxKernel:
+    """Derivatives at fixed (q, k, v): g independent problems (sequences times heads) at once."""
+
+    def __init__(
+        self,
+        q: Float[Tensor, "g m k"],
+        k: Float[Tensor, "g n k"],
+        v: Float[Tensor, "g n v"],
+        bias: Float[Tensor, "g n"],
+        scale: float,
+        position_bias: Float[Tensor, "h m n"] | None = None,
+        places: Float[Tensor, "g n"] | None = None,
+        triangular: bool = False,
+        bias_moves: bool = False,
+    ) -> None:
+        """`places` switch the causal mask on; `triangular` says that they are in order, so that row
+        i reads keys up to i.
+
+        Queries and keys are held times the scale: every product with a change wants them so.
+        """
+        self.q, self.k, self.v, self.bias, self.scale = scale * q, scale * k, v, bias, scale
+        self.position_bias, self.places, self.triangular, self.bias_moves = (
+            position_bias,
+            places,
+            triangular,
+            bias_moves,
+        )
+        self.o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=v.dtype, device=v.device)
+        entries = q.shape[0] * q.shape[1] * k.shape[1] // (2 if triangular else 1)
+        self.stored: list[Tensor] | None = (
+            [] if entries * q.element_size() <= STORED_BYTES else None
+        )
+        self.normaliser = None if self.stored is not None else torch.empty_like(q[..., 0])
+        for tile in self._tiles():
+            scores = self._scores(tile)
+            if self.normaliser is not None:
+                self.normaliser[tile.group, tile.rows] = torch.logsumexp(scores, dim=-1)
+            if self.stored is None:
+                p = torch.softmax(scores, dim=-1)
+            else:
+                if tile.block == len(self.stored):
+                    self.stored.append(
+                        torch.empty(len(q), *scores.shape[1:], dtype=q.dtype, device=q.device)
+                    )
+                p = torch.softmax(scores, dim=-1, out=self.stored[tile.block][tile.group])
+            self.o[tile.group, tile.rows] = torch.bmm(p, v[tile.group, : tile.keys])
+
+    def restricted(self, index: Int[Tensor, " c"]) -> SoftmaxKernel:
+        """The kernel of these problems alone, nothing computed again."""
+
+        def some(part: Tensor | None) -> Tensor | None:
+            return None if part is None else part[index]
+
+        smaller = copy(self)
+        smaller.q, smaller.k, smaller.v, smaller.o, smaller.bias = (
+            part[index] for part in (self.q, self.k, self.v, self.o, self.bias)
+        )
+        smaller.normaliser, smaller.places = some(self.normaliser), some(self.places)
+        smaller.stored = None if self.stored is None else [p[index] for p in self.stored]
+        return smaller
+
+    def jvp(
+        self,
+        q: Float[Tensor, "g m k"],
+        k: Float[Tensor, "g n k"],
+        v: Float[Tensor, "g n v"],
+        bias: Float[Tensor, "g n"] | None = None,
+    ) -> Float[Tensor, "g m v"]:
+        """The change of o when queries, keys, values (and key bias) change; written over `q` where
+        that has its shape.
+        """
+        out = q if q.shape == self.o.shape else _token_major(torch.empty, self.o)
+        for tile in self._tiles():
+            p = self._coupling(tile)
+            _, group, rows, keys = tile
+            change = torch.bmm(q[group, rows], self.k[group, :keys].mT)
+            change.baddbmm_(self.q[group, rows], k[group, :keys].mT)
+            if bias is not None:
+                change += bias[group, None, :keys]
+            change *= p
+            part = torch.bmm(change, self.v[group, :keys])
+            part.baddbmm_(p, v[group, :keys])
+            part.addcmul_(change.sum(-1, keepdim=True), self.o[group, rows], value=-1)
+            out[group, rows] = part
+        return out
+
+    def vjp(self, o: Float[Tensor, "g m v"]) -> Gradients:
+        """The adjoint of `jvp`: gradients of <o, output> in queries (over `o` where that has their
+        shape), keys, values and key bias.
+        """
+        grads = Gradients(
+            o if o.shape == self.q.shape else _token_major(torch.empty, self.q),
+            _token_major(torch.zeros, self.k),
+            _token_major(torch.zeros, self.v),
+            torch.zeros_like(self.bias) if self.bias_moves else None,
+        )
+        for tile in self._tiles():
+            p = self._coupling(tile)
+            _, group, rows, keys = tile
+            here = o[group, rows]
+            grads.v[group, :keys].baddbmm_(p.mT, here)
+            change = torch.bmm(here, self.v[group, :keys].mT)
+            change -= (here * self.o[group, rows]).sum(-1, keepdim=True)
+            change *= p
+            grads.q[group, rows] = torch.bmm(change, self.k[group, :keys])
+            grads.k[group, :keys].baddbmm_(change.mT, self.q[group, rows])
+            if grads.bias is not None:
+                grads.bias[group, :keys] += change.sum(-2)
+        return grads
+
+    def _tiles(self) -> Iterator[Tile]:
+        problems, m, n = *self.q.shape[:2], self.k.shape[1]
+        rows = min(TRIANGLE_TILE_ROWS if self.triangular else TILE_ROWS, m)
+        size = max(1, TILE_ENTRIES // (rows * n))
+        for block, start in enumerate(range(0, m, rows)):
+            stop = min(start + rows, m)
+            for first in range(0, problems, size):
+                yield Tile(
+                    block,
+                    slice(first, min(first + size, problems)),
+                    slice(start, stop),
+                    stop if self.triangular else n,
+                )
+
+    def _coupling(self, tile: Tile) -> Tensor:
+        if self.stored is not None:
+            return self.stored[tile.block][tile.group]
+        assert self.normaliser is not None
+        return self._scores(tile).sub_(self.normaliser[tile.group, tile.rows, None]).exp_()
+
+    def _scores(self, tile: Tile) -> Tensor:
+        _, group, rows, keys = tile
+        scores = torch.baddbmm(
+            self.bias[group, None, :keys],
+            self.q[group, rows],
+            self.k[group, :keys].mT,
+            alpha=1 / self.scale,
+        )
+        if self.position_bias is not None:
+            heads = (
+                torch.arange(group.start, group.stop, device=scores.device)
+                % self.position_bias.shape[0]
+            )
+            scores += self.position_bias[heads, rows, :keys]
+        if self.places is not None:
+            first = rows.start if self.triangular else 0
+            hidden = self.places[group, None, first:keys] > self.places[group, rows, None]
+            scores[..., first:].masked_fill_(hidden, float("-inf"))
+        return scores
+
+
+def _token_major(
+    make: Callable[..., Tensor], like: Float[Tensor, "g n k"]
+) -> Float[Tensor, "g n k"]:
+    """A tensor of this shape that lies token by token in memory, as projections want it."""
+    problems, n, k = like.shape
+    return make(n, problems, k, dtype=like.dtype, device=like.device).transpose(0, 1)

@@ -1,0 +1,19 @@
+"""Training of networks that can be certified."""
+
+from attnscope.training.fit import Look, Progress, fit, look
+from attnscope.training.losses import LOSSES, Graded, graded
+from attnscope.training.plan import Plan
+from attnscope.training.training import Seen, Training
+
+__all__ = [
+    "LOSSES",
+    "Graded",
+    "Look",
+    "Plan",
+    "Progress",
+    "Seen",
+    "Training",
+    "fit",
+    "graded",
+    "look",
+]

@@ -16,11 +16,12 @@ from attnscope.bounds._ball import Ball, spread
 from attnscope.bounds._box import box
 from attnscope.bounds._covariance import covariance_norm
 from attnscope.bounds._direct import direct_norm
-from attnscope.bounds._positive import falling, fullest, largest_root, others, positive_norm
 from attnscope.bounds._reading import Reading
 from attnscope.bounds._score_norms import ScoreNorms
 from attnscope.bounds._softmax_bounds import _capped, _token_local
+from attnscope.bounds._sums import falling, fullest, others
 from attnscope.bounds._taylor import hessian_norm
+from attnscope.norms import largest_root, positive_norm
 
 logits = st.lists(st.floats(-30, 30), min_size=2, max_size=7).map(
     lambda s: torch.tensor(s, dtype=torch.float64)

@@ -11,10 +11,10 @@ from bound_cases import jacobian, local_constant
 
 from attnscope import Heads, Particles, Softmax
 from attnscope.bounds import BlockNorms, smoothness
-from attnscope.bounds._norms import LARGE, spectral
 from attnscope.bounds._point import Reading
 from attnscope.bounds._query_path import QueryPath
 from attnscope.bounds.blocks import outputs, values
+from attnscope.norms import LARGE, spectral
 
 
 @pytest.mark.parametrize("width", [1e-4, 1e-6, 1e-8])

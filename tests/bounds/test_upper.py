@@ -12,7 +12,6 @@ from torch import Tensor
 
 from attnscope import L2, Attention, Heads, Particles, Sigmoid, Softmax
 from attnscope.bounds import BlockNorms, on_ball, smoothness
-from attnscope.bounds._norms import largest_eigenvalue, perron, schatten16, spectral_of_product
 from attnscope.bounds._point import Reading
 from attnscope.bounds._query_path import QueryPath
 from attnscope.bounds.blocks import (
@@ -23,6 +22,7 @@ from attnscope.bounds.blocks import (
     values,
     weighted,
 )
+from attnscope.norms import largest_eigenvalue, perron, schatten16, spectral_of_product
 
 
 def assert_holds(attention: Attention, mu: Particles) -> None:

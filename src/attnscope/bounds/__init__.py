@@ -6,8 +6,10 @@ from attnscope.bounds.ball import on_ball
 from attnscope.bounds.block_norms import BlockNorms
 from attnscope.bounds.large_radius import Limit, large_radius_limit
 from attnscope.bounds.norm_layers import layer_norm_radius, rms_norm_radius
+from attnscope.bounds.registry import Theorem, theorem, theorems
 from attnscope.bounds.sensitivity import NoBound, Sensitivity, remainder, sensitivity
 from attnscope.bounds.smoothness import smoothness
+from attnscope.bounds.tokens import TokensOverBall, tokens_over_ball
 
 __all__ = [
     "BlockNorms",
@@ -16,6 +18,8 @@ __all__ = [
     "Limit",
     "NoBound",
     "Sensitivity",
+    "Theorem",
+    "TokensOverBall",
     "constructions",
     "large_radius_limit",
     "layer_norm_radius",
@@ -24,4 +28,7 @@ __all__ = [
     "rms_norm_radius",
     "sensitivity",
     "smoothness",
+    "theorem",
+    "theorems",
+    "tokens_over_ball",
 ]

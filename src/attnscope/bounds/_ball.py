@@ -12,8 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.bounds._box import LEAST, box
-from attnscope.bounds._positive import TINY, falling, fullest, others
 from attnscope.bounds._reading import Reading, distances
+from attnscope.bounds._sums import falling, fullest, others
+from attnscope.norms import TINY
 
 ROUNDING = 1e-12
 """Relative slack of every probability, far above its rounding; also the absolute slack of a row."""

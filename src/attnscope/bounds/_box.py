@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attnscope.bounds._positive import TINY
 from attnscope.bounds._reading import Reading, distances
+from attnscope.norms import TINY
 
 ENTRIES = 2**15
 """Entries of the array over (i, j, k) held at once."""

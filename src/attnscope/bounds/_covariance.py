@@ -12,8 +12,8 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.bounds._positive import TINY
 from attnscope.bounds._reading import Reading
+from attnscope.norms import TINY
 
 ROUNDING = 1e-12
 

@@ -9,9 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.bounds._covariance import covariance_norm
-from attnscope.bounds._norms import SLACK, spectral
-from attnscope.bounds._positive import TINY, positive_norm
 from attnscope.bounds._reading import Reading
+from attnscope.norms import SLACK, TINY, positive_norm, spectral
 
 SMALL = 512
 """Largest nd for which nd x nd matrices are built, one input of a stack at a time."""

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.attention import Heads
-from attnscope.bounds._norms import SLACK, schatten16, spectral, spectral_of_product
+from attnscope.norms import SLACK, schatten16, spectral, spectral_of_product
 
 
 @final

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attnscope.bounds._norms import SLACK, spectral, spectral_of_product
+from attnscope.norms import SLACK, spectral, spectral_of_product
 
 ROUNDING = 1e-12
 """Relative rounding of the quartic form, far above its error in float64."""

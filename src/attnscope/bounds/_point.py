@@ -18,8 +18,8 @@ from attnscope.attention import Heads
 from attnscope.attention._normalised import Normalised
 from attnscope.attention.l2 import L2
 from attnscope.bounds._bound import Bound
-from attnscope.bounds._norms import SLACK, largest_eigenvalue, spectral_of_product
 from attnscope.measures import Particles
+from attnscope.norms import SLACK, largest_eigenvalue, spectral_of_product
 
 REFINED = 16
 """Rows per head whose cheap norms are replaced by exact ones; all rows when the matrices are small.

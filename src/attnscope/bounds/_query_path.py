@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.attention import Heads
-from attnscope.bounds._norms import SLACK, spectral
 from attnscope.bounds._point import Reading
+from attnscope.norms import SLACK, spectral
 
 ROW_ENTRIES = 2**22
 RIDGE = 1e-8

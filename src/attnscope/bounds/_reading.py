@@ -18,9 +18,9 @@ from torch import Tensor
 from attnscope.attention import Heads
 from attnscope.attention._normalised import Normalised
 from attnscope.attention.l2 import L2
-from attnscope.bounds._norms import spectral
-from attnscope.bounds._positive import falling
+from attnscope.bounds._sums import falling
 from attnscope.measures import Particles
+from attnscope.norms import spectral
 
 
 @final

@@ -15,9 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.bounds._direct import SMALL
-from attnscope.bounds._norms import spectral
-from attnscope.bounds._positive import TINY
 from attnscope.bounds._reading import Reading
+from attnscope.norms import TINY, spectral
 
 
 @final

@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnscope.attention.sigmoid import Sigmoid
-from attnscope.bounds._norms import spectral
 from attnscope.measures import Particles
+from attnscope.norms import spectral
 
 STEEPEST = math.log(2 + math.sqrt(3))
 r"""$\sigma''$ is largest at minus this and smallest at this."""

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from attnscope.bounds._direct import dense_direct, direct_norm, is_small
 from attnscope.bounds._graded import SHARES, graded, graded_remainder, weighed
-from attnscope.bounds._norms import spectral
-from attnscope.bounds._positive import TINY, largest_root, positive_norm
 from attnscope.bounds._sigmoid_ball import ROUNDING, SigmoidBall, SigmoidReading
+from attnscope.norms import TINY, largest_root, positive_norm, spectral
 
 
 def sigmoid_candidates(

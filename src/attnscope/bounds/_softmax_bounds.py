@@ -14,11 +14,10 @@ from attnscope.bounds._ball import ROUNDING, Ball, spread
 from attnscope.bounds._covariance import covariance_norm
 from attnscope.bounds._direct import direct_norm, jacobian_norm
 from attnscope.bounds._graded import SHARES, graded, graded_remainder, weighed
-from attnscope.bounds._norms import spectral
-from attnscope.bounds._positive import TINY, positive_norm
 from attnscope.bounds._reading import Reading
 from attnscope.bounds._score_norms import ScoreNorms
 from attnscope.bounds._taylor import Curvature, Directions, hessian_norm
+from attnscope.norms import TINY, positive_norm, spectral
 
 
 def softmax_candidates(

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.bounds._ball import ROUNDING, Ball
-from attnscope.bounds._positive import TINY, largest_root, positive_norm
 from attnscope.bounds._reading import Reading
+from attnscope.norms import TINY, largest_root, positive_norm
 
 ENTRIES = 2**15
 """Entries of one array over (direction, input, head, i, j) held at once."""

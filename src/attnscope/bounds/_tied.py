@@ -18,7 +18,7 @@ from attnscope.attention import Heads
 from attnscope.attention.l2 import L2
 from attnscope.bounds._bound import Bound
 from attnscope.bounds._layer import LayerNorms, combined
-from attnscope.bounds._norms import SLACK, spectral, spectral_of_product
+from attnscope.norms import SLACK, spectral, spectral_of_product
 
 FACTORS = 1e-12
 """How far $V - UQ$ may be from 0, relative to V, to count as rounding."""

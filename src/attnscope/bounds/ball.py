@@ -19,8 +19,8 @@ from attnscope.attention.sigmoid import Sigmoid
 from attnscope.attention.softmax import Softmax
 from attnscope.bounds._bound import Bound, Bounds
 from attnscope.bounds._layer import LayerNorms
-from attnscope.bounds._norms import SLACK, spectral
 from attnscope.bounds._tied import tied_bounds
+from attnscope.norms import SLACK, spectral
 from attnscope.validation import check_positive, described
 
 COVERED = (

@@ -19,11 +19,11 @@ from torch import Tensor
 from attnscope.attention.softmax import Softmax
 from attnscope.bounds._bound import Bound
 from attnscope.bounds._mixtures import Mixtures
-from attnscope.bounds._norms import SLACK, perron, perron_vector
 from attnscope.bounds._point import Reading
 from attnscope.bounds._query_path import QueryPath
 from attnscope.bounds.blocks import ROW_ENTRIES, outputs, values, weighted
 from attnscope.measures import Particles
+from attnscope.norms import SLACK, perron, perron_vector
 from attnscope.validation import described
 
 MOST_HEADS = 16

@@ -17,8 +17,8 @@ from torch import Tensor
 from attnscope.attention import Attention
 from attnscope.attention.softmax import Softmax
 from attnscope.bounds._bound import Bound
-from attnscope.bounds._norms import SLACK, spectral
 from attnscope.measures import Particles
+from attnscope.norms import SLACK, spectral
 from attnscope.validation import check_positive, check_shape, check_tensor, described
 
 ASCENT_STEPS = 200

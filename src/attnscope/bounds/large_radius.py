@@ -13,9 +13,9 @@ from torch import Tensor
 
 from attnscope.attention import Attention
 from attnscope.attention.softmax import Softmax
-from attnscope.bounds._norms import spectral
 from attnscope.bounds.smoothness import check_measure
 from attnscope.measures import Particles
+from attnscope.norms import spectral
 
 
 @final

@@ -17,9 +17,9 @@ from attnscope.attention._normalised import Normalised
 from attnscope.attention.l2 import L2
 from attnscope.bounds._bound import Bound
 from attnscope.bounds._layer import LayerNorms
-from attnscope.bounds._norms import largest_eigenvalue
 from attnscope.bounds._point import Reading
 from attnscope.bounds._tied import is_tied, reads, tied_combine
+from attnscope.norms import largest_eigenvalue
 
 
 def point_bounds(attention: Normalised, reading: Reading) -> list[Bound]:

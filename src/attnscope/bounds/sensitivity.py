@@ -21,6 +21,7 @@ from attnscope.bounds._reading import Reading
 from attnscope.bounds._sigmoid_ball import SigmoidReading
 from attnscope.bounds._sigmoid_bounds import sigmoid_candidates, sigmoid_remainder
 from attnscope.bounds._softmax_bounds import softmax_candidates, softmax_remainder
+from attnscope.norms import SLACK
 from attnscope.validation import check_shape, check_tensor, described
 
 Covered = Softmax | L2 | Sigmoid
@@ -29,8 +30,6 @@ ENTRIES = 2**15
 """Entries of one array over (input, head, i, j) held at once: small blocks are reused, large ones
 go back to the system each time.
 """
-SLACK = 1e-9
-"""Relative allowance for rounding that every value carries."""
 
 
 class NoBound(ValueError):

@@ -14,13 +14,13 @@ from attnscope.attention import Attention
 from attnscope.attention._normalised import Normalised
 from attnscope.attention.softmax import Softmax
 from attnscope.bounds._bound import Bound, Bounds
-from attnscope.bounds._norms import perron
 from attnscope.bounds._point import Reading
 from attnscope.bounds.ball import ball_bounds, check_covered
 from attnscope.bounds.block_norms import BlockNorms, serves
 from attnscope.bounds.blocks import exact_blocks, triangle_blocks
 from attnscope.bounds.point import point_bounds
 from attnscope.measures import Particles
+from attnscope.norms import perron
 from attnscope.validation import described
 
 EXACT_WORK = 2e8

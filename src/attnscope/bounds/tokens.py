@@ -22,7 +22,6 @@ from attnscope.attention._normalised import Normalised
 from attnscope.attention.sigmoid import Sigmoid
 from attnscope.bounds._ball import Ball
 from attnscope.bounds._direct import direct_blocks, direct_norm
-from attnscope.bounds._norms import SLACK
 from attnscope.bounds._reading import Reading
 from attnscope.bounds._score_norms import ScoreNorms
 from attnscope.bounds._sigmoid_ball import SigmoidBall, SigmoidReading
@@ -30,6 +29,7 @@ from attnscope.bounds._sigmoid_bounds import _budget, _token_local, curvature_fo
 from attnscope.bounds._softmax_bounds import _capped
 from attnscope.bounds._taylor import Curvature, Directions
 from attnscope.bounds.sensitivity import _checked
+from attnscope.norms import SLACK
 
 SHARES = (0.5, 1.0)
 

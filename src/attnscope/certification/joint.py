@@ -21,10 +21,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.bounds._positive import TINY, largest_root, positive_norm
-from attnscope.certification.layers import SLACK, Layer, within_reach
+from attnscope.certification.layers import Layer, within_reach
 from attnscope.certification.tokens import OverBall, over_ball
 from attnscope.nets import PatchEmbedding
+from attnscope.norms import SLACK, TINY, largest_root, positive_norm
 
 NEWTON = 4
 """Multipliers tried; each gives a bound, the smallest counts."""

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from attnscope.bounds import NoBound
 from attnscope.certification.rules import Affine, rule
 from attnscope.nets import LinearLayer
-
-SLACK = 1e-9
-"""Relative allowance for rounding in every radius, every bound and every margin."""
+from attnscope.norms import SLACK
 
 FARTHEST = 1e6
 """A radius beyond this certifies nothing, and layers are not asked about it."""

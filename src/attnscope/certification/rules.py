@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnscope.bounds._norms import SLACK, spectral
+from attnscope.norms import SLACK, spectral
 
 MOST_FREQUENCIES = 2**24
 """Entries of the Fourier transform of a convolution above which the coarser bound serves alone."""

@@ -24,8 +24,9 @@ from torch import Tensor
 
 from attnscope.certification.certificate import Method
 from attnscope.certification.joint import Joint
-from attnscope.certification.layers import SLACK, Layer, within_reach
+from attnscope.certification.layers import Layer, within_reach
 from attnscope.certification.tokens import in_tokens
+from attnscope.norms import SLACK
 
 ENTRIES = 2**21
 """Entries of the gradients of all margins behind one call of a remainder."""

@@ -17,12 +17,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnscope.bounds._norms import spectral
-from attnscope.bounds._positive import positive_norm
 from attnscope.bounds.tokens import tokens_over_ball
 from attnscope.nets import MLP, Centre, Head, PatchEmbedding, ResidualAttention
 from attnscope.nets.mlp import OneLipschitz
 from attnscope.nets.norms import refuse_unbounded
+from attnscope.norms import positive_norm, spectral
 
 
 @final

@@ -18,9 +18,9 @@ from attnscope.attention import Attention, Heads
 from attnscope.attention.l2 import L2
 from attnscope.attention.sigmoid import Sigmoid
 from attnscope.attention.softmax import Softmax
-from attnscope.bounds._norms import SLACK, spectral
 from attnscope.bounds._tied import growth
 from attnscope.nets._invertible_layer import factor
+from attnscope.norms import SLACK, spectral
 from attnscope.validation import described
 
 STEEP = 40.0

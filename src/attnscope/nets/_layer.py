@@ -11,9 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnscope.bounds import NoBound
-
-SLACK = 1e-9
-"""Relative allowance for rounding in every bound of a layer."""
+from attnscope.norms import SLACK
 
 
 class Layer(nn.Module, ABC):

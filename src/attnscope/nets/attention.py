@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from attnscope import bounds
 from attnscope.attention import Attention, Heads
-from attnscope.bounds._norms import spectral_of_product
 from attnscope.measures import Particles
-from attnscope.nets._layer import SLACK, Layer
+from attnscope.nets._layer import Layer
 from attnscope.nets.norms import Centre, Norm, refuse_unbounded
+from attnscope.norms import SLACK, spectral_of_product
 
 
 @final

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attnscope.bounds._norms import spectral
 from attnscope.nets._layer import LinearLayer, Unbounded
+from attnscope.norms import spectral
 from attnscope.validation import described
 
 

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnscope.bounds._norms import spectral
 from attnscope.nets._layer import LinearLayer
+from attnscope.norms import spectral
 
 POOLINGS = ("flatten", "mean", "tokens")
 

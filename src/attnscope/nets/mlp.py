@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnscope.bounds._norms import spectral
-from attnscope.nets._layer import SLACK, Layer, radii
+from attnscope.nets._layer import Layer, radii
 from attnscope.nets.activations import Activation
 from attnscope.nets.norms import Centre, Norm, refuse_unbounded
+from attnscope.norms import SLACK, spectral
 
 REFINED = 4
 """Tokens per input whose curvature is worked out by an eigenvalue; the others keep a cheaper bound.

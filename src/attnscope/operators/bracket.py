@@ -14,7 +14,7 @@ import math
 import numpy as np
 from jaxtyping import Bool, Float64
 
-SLACK = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-1, "float16": 1e-2}
+ROUNDING = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 1e-1, "float16": 1e-2}
 """Relative rounding allowance of a product in each precision: a choice with a wide margin, not a
 theorem, below float64.
 """

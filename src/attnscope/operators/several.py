@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from attnscope.operators.bracket import SLACK
+from attnscope.operators.bracket import ROUNDING
 from attnscope.operators.lanczos import Lanczos, Ritz, starts
 from attnscope.operators.operator import LinearOperator
 from attnscope.operators.spectrum import check_call
@@ -89,7 +89,7 @@ def _several(op: LinearOperator, k: int, tol: float, seed: int, max_pairs: int) 
         min=1e-300
     )
     return SingularValues(
-        values.cpu() * (1 - SLACK[str(exact.dtype).removeprefix("torch.")]),
+        values.cpu() * (1 - ROUNDING[str(exact.dtype).removeprefix("torch.")]),
         residuals.cpu(),
         pairs,
         settled and whole,

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from attnscope.operators.bracket import SLACK, reaches, smallest_overlap, upper_bound
+from attnscope.operators.bracket import ROUNDING, reaches, smallest_overlap, upper_bound
 from attnscope.operators.lanczos import Lanczos, Process, Ritz, ahead, noise, starts, still_to_come
 from attnscope.operators.operator import LinearOperator
 from attnscope.validation import check_positive, described
@@ -103,7 +103,7 @@ def _run(
     op: LinearOperator, tol: float, failure_probability: float | None, seed: int, max_pairs: int
 ) -> _Found:
     problems, size = op.stack[0], op.shape[1]
-    slack = SLACK[str(op.dtype).removeprefix("torch.")]
+    slack = ROUNDING[str(op.dtype).removeprefix("torch.")]
     delta = (
         None
         if failure_probability is None
@@ -244,7 +244,7 @@ def _finish(found: _Found, op: LinearOperator) -> None:
     left = exact.mv(right.reshape(-1, *exact.in_shape)).reshape(len(right), -1).to(torch.float64)
     length = torch.linalg.vector_norm(right, dim=1, dtype=torch.float64).clamp(min=1e-300)
     norms = torch.linalg.vector_norm(left, dim=1)
-    rounding = SLACK[str(exact.dtype).removeprefix("torch.")]
+    rounding = ROUNDING[str(exact.dtype).removeprefix("torch.")]
     found.lower = ((norms / length) * (1 - rounding)).cpu().numpy()
     if found.upper is not None:
         found.atypical |= found.lower > found.upper

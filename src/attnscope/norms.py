@@ -21,6 +21,11 @@ LARGE = 64
 PERRON_STEPS = 60
 """Power steps towards the Perron vector; any number gives a bound, more give a better one."""
 
+POWER_STEPS = 8
+"""Power steps towards the Perron vector; any number gives a bound, more give a better one."""
+TINY = 1e-200
+"""Added under a root so that its gradient at zero is finite."""
+
 
 def spectral(matrix: Float[Tensor, "*stack p q"]) -> Float[Tensor, "*stack"]:
     """The spectral norm from a dense decomposition, of the Gram matrix when that is large."""
@@ -80,3 +85,35 @@ def perron(matrix: Float[Tensor, "n n"]) -> float:
     scaled = matrix / top
     x = perron_vector(scaled)
     return top * math.sqrt(float(((scaled.mT @ (scaled @ x)) / x).max())) * (1 + SLACK)
+
+
+def largest_root(matrix: Float[Tensor, "*stack n n"]) -> Float[Tensor, "*stack"]:
+    r"""At least $\lambda_{max}$ of a symmetric non-negative matrix: $\max_i (Mx)_i/x_i$ for a
+    positive $x$ (Collatz-Wielandt).
+    """
+    fixed = matrix.detach()
+    x = torch.ones_like(fixed[..., 0])
+    for _ in range(POWER_STEPS):
+        x = _positive(_product(fixed, x))
+    return (_product(matrix, x) / x).amax(-1) * (1 + SLACK)
+
+
+def positive_norm(matrix: Float[Tensor, "*stack m n"]) -> Float[Tensor, "*stack"]:
+    r"""At least the spectral norm of a non-negative matrix $N$, from $\max_j (N^TNx)_j/x_j$."""
+    fixed = matrix.detach()
+    x = torch.ones_like(fixed[..., 0, :])
+    for _ in range(POWER_STEPS):
+        x = _positive(_product(fixed.mT, _product(fixed, x)))
+    return ((_product(matrix.mT, _product(matrix, x)) / x).amax(-1) + TINY).sqrt() * (1 + SLACK)
+
+
+def _product(
+    matrix: Float[Tensor, "*stack m n"], x: Float[Tensor, "*stack n"]
+) -> Float[Tensor, "*stack m"]:
+    """Much faster than `matmul` for many small matrices."""
+    return (matrix * x[..., None, :]).sum(-1)
+
+
+def _positive(x: Float[Tensor, "*stack n"]) -> Float[Tensor, "*stack n"]:
+    """The same direction, every entry kept away from zero."""
+    return x / (x.amax(-1, keepdim=True) + TINY) + 1e-9

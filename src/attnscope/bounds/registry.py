@@ -1,0 +1,122 @@
+r"""`theorem`: a proved bound is one decorated function, its only implementation.
+
+```python
+@theorem("M1'", variant=Softmax, where=OnBall, source="castin24, Thm 3.5, p = 2", causal=False)
+def m1_prime(attention, ball):
+    r\"\"\"$(1 + t)e^t + y$, $t = R(\|A\|R + \beta)$, $y = \|A\|R^2$.\"\"\"
+    t, y = ball.scores(attention)
+    return (1 + t) * t.exp() + y
+```
+
+The function takes an attention and a *place* (a ball, a measure, a ball around an input, a time)
+and returns float64 numbers that can be differentiated. What it assumes stands in the decorator,
+what it says in the first paragraph of its docstring, why it is true in docs/theorems.md under its
+name. Everything that needs bounds asks `theorems(...)` for those that hold, and never which variant
+it has.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, final
+
+from attnscope.attention import Attention
+
+Formula = TypeVar("Formula", bound=Callable[..., Any])
+Masses = Literal["any", "equal"]
+
+_PROVED: list[Theorem] = []
+ROOMS = ("smooth", "near")
+"""Folders of this one whose files state theorems; files beside them may state some too."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Theorem:
+    """A proved upper bound: what it says, where it holds, where it is from.
+
+    `causal` is None when a mask is allowed but not needed; `positional` says whether rotary heads
+    and position biases are allowed; `masses` whether tokens may have any weights; `p` is the
+    Wasserstein exponent it holds for, None for every p of at least 1. `when` is a further condition
+    on the attention and the place.
+    """
+
+    name: str
+    formula: Callable[..., Any]
+    variant: type[Attention] | None
+    where: type
+    source: str
+    causal: bool | None
+    positional: bool
+    masses: Masses
+    p: float | None
+    when: Callable[..., bool] | None
+
+    @property
+    def statement(self) -> str:
+        """The formula, from the first paragraph of the docstring."""
+        return " ".join((self.formula.__doc__ or "").split("\n\n")[0].split())
+
+    def holds(self, attention: Attention, place: Any) -> bool:
+        """Whether the statement speaks of this attention at this place."""
+        if type(place) is not self.where:
+            return False
+        if self.variant is not None:
+            if not isinstance(attention, self.variant):
+                return False
+            if self.causal is not None and attention.causal is not self.causal:
+                return False
+            if attention.heads.positional and not self.positional:
+                return False
+        return self.when is None or self.when(attention, place)
+
+    def __call__(self, attention: Any, place: Any) -> Any:
+        return self.formula(attention, place)
+
+    def __repr__(self) -> str:
+        return f"Theorem({self.name!r}, {self.where.__name__}, {self.source})"
+
+
+def theorem(
+    name: str,
+    *,
+    where: type,
+    source: str,
+    variant: type[Attention] | None = None,
+    causal: bool | None = None,
+    positional: bool = False,
+    masses: Masses = "any",
+    p: float | None = 2,
+    when: Callable[..., bool] | None = None,
+) -> Callable[[Formula], Formula]:
+    """Register the decorated formula under this name, the heading of its proof."""
+
+    def register(formula: Formula) -> Formula:
+        if any(known.name == name and known.where is where for known in _PROVED):
+            raise ValueError(f"two theorems are named {name!r} at the same place.")
+        if not formula.__doc__:
+            raise ValueError(f"theorem {name!r} needs a docstring that states it.")
+        made = Theorem(name, formula, variant, where, source, causal, positional, masses, p, when)
+        _PROVED.append(made)
+        return formula
+
+    return register
+
+
+def theorems(attention: Attention | None = None, place: Any = None) -> list[Theorem]:
+    """Every theorem, in the order of files; with an attention and a place those that hold there."""
+    _discover()
+    if place is None:
+        return list(_PROVED)
+    return [proved for proved in _PROVED if proved.holds(attention, place)]  # type: ignore[arg-type]
+
+
+def _discover() -> None:
+    """Import every file that states theorems: a new theorem is a new file and no edit."""
+    package = importlib.import_module("attnscope.bounds")
+    for info in pkgutil.walk_packages(package.__path__, "attnscope.bounds."):
+        if any(info.name.startswith(f"attnscope.bounds.{room}.") for room in ROOMS):
+            importlib.import_module(info.name)

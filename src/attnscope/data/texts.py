@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import logging
+import re
 from pathlib import Path
 
 from jaxtyping import Int
@@ -12,27 +10,26 @@ from torch import Tensor
 
 from attnscope.validation import described
 
-ALICE_ARCHIVE = (
-    "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages/corpora/gutenberg.zip"
-)
-ALICE_MEMBER = "gutenberg/carroll-alice.txt"
-ALICE_SHA256 = "5ce9042c0d8536b072b61d4c7c4e6d70c72d9dbb5f3d816261326d9280749266"
+ALICE = Path(__file__).with_name("alice.txt")
 
 
 def text(source: str | Path) -> str:
-    """The text of a UTF-8 file, or one of two named texts.
+    """The text of a UTF-8 file as it is, or one of two named texts without their ornaments.
 
+    "alice" is Alice in Wonderland [carroll65], the text of the papers; it ships with the package.
     "python-docs" is the manual that ships with Python (its `pydoc` topics in alphabetical order),
-    so it depends on the Python version; "alice" is Alice in Wonderland, downloaded once, checked by
-    its hash and kept in a cache.
+    so it depends on the Python version.
+
+    >>> text("alice")[58:89]
+    'CHAPTER I. Down the Rabbit-Hole'
     """
     if not isinstance(source, str | Path):
-        raise TypeError(f'text needs a file, "python-docs" or "alice", got {described(source)}.')
+        raise TypeError(f'text needs a file, "alice" or "python-docs", got {described(source)}.')
     if not str(source).strip():
-        raise ValueError('text needs a file, "python-docs" or "alice", got an empty name.')
+        raise ValueError('text needs a file, "alice" or "python-docs", got an empty name.')
     if source == "python-docs":
-        return _python_docs()
-    return _read(_alice() if source == "alice" else Path(source))
+        return _plain(_python_docs())
+    return _plain(_read(ALICE)) if source == "alice" else _read(Path(source))
 
 
 def windows(ids: Int[Tensor, " total"], n: int, samples: int) -> Int[Tensor, "samples n"]:
@@ -56,36 +53,14 @@ def _python_docs() -> str:
     return "\n\n".join(topics[name].strip() for name in sorted(topics))
 
 
-def _alice() -> Path:
-    if importlib.util.find_spec("pooch") is None:
-        raise ValueError(
-            'the text "alice" is downloaded with pooch: pip install "attnscope[data]", or pass a'
-            " file."
-        )
-    import pooch
+def _plain(content: str) -> str:
+    """The text without its ornaments, lines of four signs or more that hold no letter and no digit.
 
-    pooch.get_logger().setLevel(logging.WARNING)
-    try:
-        (kept,) = pooch.retrieve(
-            ALICE_ARCHIVE,
-            # the archive may change: what counts is the hash of the text in it, checked below
-            known_hash=None,
-            fname="gutenberg.zip",
-            path=pooch.os_cache("attnscope"),
-            processor=pooch.Unzip(members=[ALICE_MEMBER]),
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            f'the text "alice" could not be downloaded from {ALICE_ARCHIVE}'
-            f' ({type(error).__name__}): pass a text file instead, or use "python-docs".'
-        ) from error
-    found = hashlib.sha256(Path(kept).read_bytes()).hexdigest()
-    if found != ALICE_SHA256:
-        raise ValueError(
-            f"{kept!r} has sha256 {found}, expected {ALICE_SHA256}: delete it and its archive, or"
-            " pass a text file instead."
-        )
-    return Path(kept)
+    A row of asterisks is no sequence of words: a constant measured on one says nothing about texts.
+    """
+    words = re.compile(r"[^\W_]")
+    lines = content.split("\n")
+    return "\n".join(line for line in lines if words.search(line) or len("".join(line.split())) < 4)
 
 
 def _read(path: Path) -> str:
@@ -99,8 +74,8 @@ def _read(path: Path) -> str:
     except OSError as error:
         reason = error.strerror or error
         raise ValueError(
-            f'the text {str(path)!r} cannot be read ({reason}): pass a file, "python-docs" or'
-            ' "alice".'
+            f'the text {str(path)!r} cannot be read ({reason}): pass a file, "alice" or'
+            ' "python-docs".'
         ) from error
     if not content.strip():
         raise ValueError(f"{str(path)!r} is empty: pass a file with words in it.")

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup lint format test demo digits bench clean
+.PHONY: setup lint format test demo digits bench docs clean
 
 setup: $(READY)
 
@@ -35,6 +35,10 @@ digits: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+docs: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/sphinx-build -q -W -b html docs build/docs
 
 clean:
 	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,64 +1,11 @@
-"""attnscope: the regularity and dynamics of attention, as a map between probability measures."""
+"""attnscope: the regularity and dynamics of attention, as a map between probability measures.
 
-from attnscope import attacks, bounds, nets
-from attnscope.attention import Affine, Attention, Heads, NoClosedForm, variants
-from attnscope.attention.exponential import Exponential
-from attnscope.attention.l2 import L2
-from attnscope.attention.linear import Linear
-from attnscope.attention.sigmoid import Sigmoid
-from attnscope.attention.sinkhorn import NotConverged, Sinkhorn
-from attnscope.attention.softmax import Softmax
-from attnscope.certification import Certificate, certify
-from attnscope.flows import Ellipsoid, Sphere, Trajectory, flow, residual
-from attnscope.measures import Gaussian, Particles
-from attnscope.models import Model, ModelNotice, load
-from attnscope.operators import (
-    LinearOperator,
-    SingularValues,
-    SpectralNorm,
-    jacobian,
-    singular_values,
-    spectral_norm,
-)
-from attnscope.transport import bures, conditional_wasserstein, wasserstein
+The public names are listed in `__init__.pyi`. Each is imported when it is first used, so that
+`import attnscope` costs nothing and a program pays only for the rooms that it enters.
+"""
 
-__version__ = "0.1.0"
+import lazy_loader
 
-__all__ = [
-    "Affine",
-    "Attention",
-    "Certificate",
-    "Ellipsoid",
-    "Exponential",
-    "Gaussian",
-    "Heads",
-    "L2",
-    "Linear",
-    "LinearOperator",
-    "Model",
-    "ModelNotice",
-    "NoClosedForm",
-    "NotConverged",
-    "Particles",
-    "Sigmoid",
-    "SingularValues",
-    "Sinkhorn",
-    "Softmax",
-    "SpectralNorm",
-    "Sphere",
-    "Trajectory",
-    "attacks",
-    "bounds",
-    "bures",
-    "certify",
-    "conditional_wasserstein",
-    "flow",
-    "jacobian",
-    "load",
-    "nets",
-    "residual",
-    "singular_values",
-    "spectral_norm",
-    "variants",
-    "wasserstein",
-]
+__version__ = "0.2.0"
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

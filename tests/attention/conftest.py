@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import attnscope.attention
-from attnscope.attention import _base, _normalised
+from attnscope.attention import _normalised, _rows
 
 
 @pytest.fixture
@@ -18,4 +18,4 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         if hasattr(module, "CHUNK_BYTES"):
             monkeypatch.setattr(module, "CHUNK_BYTES", 300)
     monkeypatch.setattr(_normalised, "FUSED_BYTES", 400)
-    assert _base.CHUNK_BYTES == _normalised.CHUNK_BYTES == 300
+    assert _rows.CHUNK_BYTES == _normalised.CHUNK_BYTES == 300

@@ -6,10 +6,21 @@ import importlib
 import inspect
 import pkgutil
 
-from attnscope.attention._base import Affine, Attention, NoClosedForm
+from attnscope.attention._base import Attention
 from attnscope.attention._heads import Heads
+from attnscope.attention._normalised import Normalised
+from attnscope.attention._parts import Affine, Climbed, Kernel, NoClosedForm
 
-__all__ = ["Affine", "Attention", "Heads", "NoClosedForm", "variants"]
+__all__ = [
+    "Affine",
+    "Attention",
+    "Climbed",
+    "Heads",
+    "Kernel",
+    "NoClosedForm",
+    "Normalised",
+    "variants",
+]
 
 
 def variants() -> dict[str, type[Attention]]:

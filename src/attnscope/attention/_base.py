@@ -9,48 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar, final
+from typing import ClassVar, TypeVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from attnscope.attention._heads import Heads
+from attnscope.attention._parts import Affine, BiasOf, Climbed, Kernel, NoClosedForm
+from attnscope.attention._rows import by_rows
 from attnscope.measures import Gaussian, Particles
 from attnscope.validation import check_same_kind, check_shape, check_tensor, described
 
 Variant = TypeVar("Variant", bound="Attention")
-
-CHUNK_BYTES = 2**26
-"""Size of a part of the coupling that is held at once. Above 32 MiB glibc returns every freed block
-at once; below, the heap fragments.
-"""
-
-
-class NoClosedForm(ValueError):
-    """This attention has no closed form on a Gaussian; the message says why and what to do
-    instead.
-    """
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class Affine:
-    r"""The affine field $x \mapsto B x + b$."""
-
-    matrix: Float[Tensor, "*stack d d"]
-    offset: Float[Tensor, "*stack d"]
-
-    def __call__(self, x: Float[Tensor, "*stack m d"]) -> Float[Tensor, "*stack m d"]:
-        check_shape(
-            "x",
-            x,
-            (*self.offset.shape[:-1], *x.shape[-2:-1], self.offset.shape[-1]),
-            "the stack and dimension of the field",
-        )
-        return x @ self.matrix.mT + self.offset[..., None, :]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +43,17 @@ class Attention(ABC):
     """Whether the map is globally Lipschitz, in a word or a condition."""
     reference: ClassVar[str]
     no_closed_form: ClassVar[str] = "its field is not affine on a Gaussian"
+    bias_of: ClassVar[BiasOf] = "measure"
+    """What the key bias of `kernel` depends on: masses alone, each key alone (`bias_slope` is its
+    gradient), or the whole measure. The first two promise that queries and keys are those of the
+    heads up to a common shift: the Jacobian is then analytic.
+    """
+    interpolates: ClassVar[bool] = False
+    """Whether flows may interpolate the field in the query: it is smooth there, and one query costs
+    one pass over the particles.
+    """
+    lipschitz_if_tied: ClassVar[bool] = False
+    """Whether Q = K and V = UQ make the map Lipschitz on the whole space for each n."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.heads, Heads):
@@ -79,7 +62,7 @@ class Attention(ABC):
                 " Heads.from_matrices(A, V)."
             )
 
-    # What a variant writes.
+    # What a variant writes: its coupling, and whatever else it has.
 
     @abstractmethod
     def coupling(
@@ -91,6 +74,33 @@ class Attention(ABC):
         """How the queries x read mu: one row per query, masses included. `positions` say where the
         queries stand.
         """
+
+    def kernel(
+        self,
+        x: Float[Tensor, "*stack m d"],
+        mu: Particles,
+        positions: Float[Tensor, "*stack m"] | None = None,
+    ) -> Kernel | None:
+        """A coupling that is an exponential, divided by its row sums where `normalised`. None:
+        it is not.
+        """
+        return None
+
+    def bias_slope(self, k: Float[Tensor, "*stack h n k"]) -> Float[Tensor, "*stack h n k"] | None:
+        """The gradient of the key bias in each key, at the keys of `kernel`. None: it does not
+        move with them.
+        """
+        return None
+
+    def energy(self, mu: Particles) -> Climbed | None:
+        """The energy that the flow of particles climbs, for one head. None: none is known."""
+        return None
+
+    def energy_on_gaussian(self, mu: Gaussian) -> Float64[Tensor, ""] | None:
+        """The energy that the flow of a centred Gaussian climbs, for one head. None: none is
+        known.
+        """
+        return None
 
     def on_gaussian(self, mu: Gaussian) -> Affine:
         """The field on a Gaussian when it is affine. Optional: the default says that there is no
@@ -128,7 +138,7 @@ class Attention(ABC):
         r"""$\Gamma_\mu(x)$. `positions` say where the queries of a causal attention stand (default:
         those of mu).
         """
-        return self.evaluate(x, mu, self._checked(x, mu, positions))
+        return self.evaluate(x, mu, self.check(x, mu, positions))
 
     def push(self, mu: Particles) -> Particles:
         r"""The measure $F(\mu) = (\Gamma_\mu)_\# \mu$ that one attention layer makes of mu."""
@@ -157,6 +167,56 @@ class Attention(ABC):
                 " Gaussian, and then it is the unmasked one. Use causal=False, or particles."
             )
         return self.on_gaussian(mu)
+
+    def check(self, x: object, mu: object, positions: Tensor | None = None) -> Tensor | None:
+        """Refuse what does not fit this attention; return the places of the queries where they
+        matter.
+        """
+        if not isinstance(mu, Particles):
+            hint = (
+                " Use attention.affine(gaussian), or particles: gaussian.quadrature(order)."
+                if isinstance(mu, Gaussian)
+                else ""
+            )
+            raise TypeError(
+                f"attention(x, mu) needs mu to be a Particles, got {described(mu)}.{hint}"
+            )
+        check_tensor("x", x, "... m d")
+        assert isinstance(x, Tensor)
+        check_same_kind("x", x, "mu.x", mu.x)
+        check_same_kind("mu.x", mu.x, "the heads", self.heads.query)
+        check_shape("mu.x", mu.x, (*mu.x.shape[:-1], self.heads.dim), "the dimension of the heads")
+        check_shape(
+            "x", x, (*mu.x.shape[:-2], x.shape[-2], self.heads.dim), "the stack and dimension of mu"
+        )
+        bias = self.heads.position_bias
+        if bias is not None and mu.n > bias.shape[-1]:
+            raise ValueError(
+                f"the position bias of these heads serves sequences of at most {bias.shape[-1]}"
+                f" tokens, got {mu.n}."
+            )
+        if self.heads.positional and mu.positions is not None:
+            raise ValueError(
+                "rotary heads and position biases read tokens in their order: build the Particles"
+                " without positions."
+            )
+        if positions is not None:
+            check_tensor("positions", positions, "... m")
+            check_same_kind("positions", positions, "x", x)
+            check_shape("positions", positions, tuple(x.shape[:-1]), "one per query")
+            self._check_places(positions, mu.n)
+        if not self.causal and not self.heads.positional:
+            return None
+        positions = self._places(x, mu, positions)
+        if self.causal and self.normalised:
+            first = mu.places().masked_fill(mu.weights == 0, float("inf")).amin(-1, keepdim=True)
+            if (positions < first).any():
+                raise ValueError(
+                    f"a query at place {float(positions.min()):.6g} reads no mass: the first"
+                    f" particle with mass stands at {float(first.max()):.6g}. Move the query, or"
+                    " give the first particles some weight."
+                )
+        return positions
 
     def to(self: Variant, target: torch.dtype | torch.device | str) -> Variant:
         """The same attention in another dtype or on another device."""
@@ -243,54 +303,6 @@ class Attention(ABC):
             )
         return mu.places()
 
-    def _checked(self, x: object, mu: object, positions: Tensor | None) -> Tensor | None:
-        """Refuse what does not fit; return the places of the queries where they matter."""
-        if not isinstance(mu, Particles):
-            hint = (
-                " Use attention.affine(gaussian), or particles: gaussian.quadrature(order)."
-                if isinstance(mu, Gaussian)
-                else ""
-            )
-            raise TypeError(
-                f"attention(x, mu) needs mu to be a Particles, got {described(mu)}.{hint}"
-            )
-        check_tensor("x", x, "... m d")
-        assert isinstance(x, Tensor)
-        check_same_kind("x", x, "mu.x", mu.x)
-        check_same_kind("mu.x", mu.x, "the heads", self.heads.query)
-        check_shape("mu.x", mu.x, (*mu.x.shape[:-1], self.heads.dim), "the dimension of the heads")
-        check_shape(
-            "x", x, (*mu.x.shape[:-2], x.shape[-2], self.heads.dim), "the stack and dimension of mu"
-        )
-        bias = self.heads.position_bias
-        if bias is not None and mu.n > bias.shape[-1]:
-            raise ValueError(
-                f"the position bias of these heads serves sequences of at most {bias.shape[-1]}"
-                f" tokens, got {mu.n}."
-            )
-        if self.heads.positional and mu.positions is not None:
-            raise ValueError(
-                "rotary heads and position biases read tokens in their order: build the Particles"
-                " without positions."
-            )
-        if positions is not None:
-            check_tensor("positions", positions, "... m")
-            check_same_kind("positions", positions, "x", x)
-            check_shape("positions", positions, tuple(x.shape[:-1]), "one per query")
-            self._check_places(positions, mu.n)
-        if not self.causal and not self.heads.positional:
-            return None
-        positions = self._places(x, mu, positions)
-        if self.causal and self.normalised:
-            first = mu.places().masked_fill(mu.weights == 0, float("inf")).amin(-1, keepdim=True)
-            if (positions < first).any():
-                raise ValueError(
-                    f"a query at place {float(positions.min()):.6g} reads no mass: the first"
-                    f" particle with mass stands at {float(first.max()):.6g}. Move the query, or"
-                    " give the first particles some weight."
-                )
-        return positions
-
     def _check_places(self, positions: Tensor, n: int) -> None:
         if positions.min() < 0 or positions.max() > 1:
             raise ValueError(
@@ -306,26 +318,3 @@ class Attention(ABC):
                 f" every sequence of a stack; got positions from {positions.min():.6g} for n = {n}."
                 " Call once per sequence where they differ."
             )
-
-
-def by_rows(
-    field: Callable[[Tensor, Tensor | None], Any],
-    x: Float[Tensor, "*stack m d"],
-    positions: Float[Tensor, "*stack m"] | None,
-    entries_per_row: int,
-) -> Tensor:
-    """Evaluate `field(x, positions)` on a few rows of queries at a time, so that the coupling takes
-    CHUNK_BYTES at the most.
-    """
-    rows = max(1, CHUNK_BYTES // (entries_per_row * x.element_size()))
-    if rows >= x.shape[-2]:
-        return field(x, positions)
-    whole = None
-    for start in range(0, x.shape[-2], rows):
-        part = slice(start, start + rows)
-        piece = field(x[..., part, :], None if positions is None else positions[..., part])
-        if whole is None:  # a list of small pieces would pin the heap between the large blocks
-            whole = piece.new_empty(*piece.shape[:-2], x.shape[-2], piece.shape[-1])
-        whole[..., part, :] = piece
-    assert whole is not None
-    return whole

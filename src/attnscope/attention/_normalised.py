@@ -10,31 +10,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.attention._base import CHUNK_BYTES, Attention, by_rows
+from attnscope.attention._base import Attention
+from attnscope.attention._parts import Kernel
+from attnscope.attention._rows import CHUNK_BYTES, by_rows
 from attnscope.measures import Particles
 
 FUSED_BYTES = 2**30
 """Size of the coupling behind one fused call: a backend without a fused kernel then still stays in
 memory.
 """
-
-
-class Kernel(NamedTuple):
-    """What the softmax kernel works on: scores are scale <q, k> + bias, plus position bias and
-    mask.
-    """
-
-    q: Float[Tensor, "*stack h m k"]
-    k: Float[Tensor, "*stack h n k"]
-    bias: Float[Tensor, "*stack h n"]
-    scale: float
 
 
 @dataclass(frozen=True, eq=False)

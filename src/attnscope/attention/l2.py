@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
-from attnscope.attention._base import Affine
-from attnscope.attention._normalised import Kernel, Normalised
+from attnscope.attention._normalised import Normalised
+from attnscope.attention._parts import Affine, BiasOf, Kernel
 from attnscope.measures import Gaussian, Particles
 
 
@@ -28,6 +28,9 @@ class L2(Normalised):
     name: ClassVar[str] = "l2"
     lipschitz: ClassVar[str] = "if tied (Q = K, V = UQ)"
     reference: ClassVar[str] = "kim21"
+    bias_of: ClassVar[BiasOf] = "key"
+    interpolates: ClassVar[bool] = True
+    lipschitz_if_tied: ClassVar[bool] = True
 
     def kernel(
         self,
@@ -44,6 +47,12 @@ class L2(Normalised):
         q, k = q - centre, k - centre
         bias = mu.weights.log()[..., None, :] - self.heads.scale * k.square().sum(-1)
         return Kernel(q, k, bias, 2 * self.heads.scale)
+
+    def bias_slope(self, k: Float[Tensor, "*stack h n k"]) -> Float[Tensor, "*stack h n k"]:
+        r"""$-2sk$: the centre that `kernel` subtracts adds the same to all scores of a row, so it
+        counts as fixed.
+        """
+        return -(2 * self.heads.scale * k)
 
     def on_gaussian(self, mu: Gaussian) -> Affine:
         r"""$\Gamma(x) = \sum_h C_h (I + 2s\Sigma G_h)^{-1}(m + 2s\Sigma K_h^T(Q_h x + b_Q - b_K))$,
@@ -63,3 +72,17 @@ class L2(Normalised):
         offset = heads.values @ (centre + gain @ (shift[..., None] - heads.key @ centre))
         matrix = heads.values @ gain @ heads.query
         return Affine(matrix=matrix.sum(-3), offset=offset[..., 0].sum(-2) + heads.constant)
+
+    def energy_on_gaussian(self, mu: Gaussian) -> Float64[Tensor, ""]:
+        r"""$\frac12 tr(GS) - \frac14\log\det(I + 2SG)$ with $G = sK^TK$, for $Q = K$ [castin25]."""
+        if not torch.allclose(self.heads.query, self.heads.key):
+            raise ValueError(
+                "the L2 flow climbs an energy when query and key are equal and the values are a"
+                " multiple of K^T K."
+            )
+        g, root = self.heads.a[0].detach().to(torch.float64), mu.factor().to(torch.float64)
+        identity = torch.eye(mu.dim, dtype=torch.float64, device=root.device)
+        return (
+            torch.trace(g @ mu.cov.to(torch.float64)) / 2
+            - torch.linalg.slogdet(identity + 2 * root @ g @ root).logabsdet / 4
+        )

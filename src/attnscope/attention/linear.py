@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.attention._base import Affine, Attention
+from attnscope.attention._base import Attention
+from attnscope.attention._parts import Affine
 from attnscope.measures import Gaussian, Particles
 
 

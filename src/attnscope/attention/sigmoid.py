@@ -36,6 +36,7 @@ class Sigmoid(Attention):
     normalised: ClassVar[bool] = False
     lipschitz: ClassVar[str] = "no"
     reference: ClassVar[str] = "ramapuram24"
+    interpolates: ClassVar[bool] = True
     no_closed_form: ClassVar[str] = (
         "a sigmoid of a linear form does not turn a Gaussian into a Gaussian"
     )

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 
-from attnscope.attention._base import CHUNK_BYTES, Affine, by_rows
 from attnscope.attention._heads import Heads
-from attnscope.attention._normalised import Kernel, Normalised
+from attnscope.attention._normalised import Normalised
+from attnscope.attention._parts import Affine, Climbed, Kernel
+from attnscope.attention._rows import CHUNK_BYTES, by_rows
 from attnscope.measures import Gaussian, Particles
 from attnscope.validation import check_positive
 
@@ -165,6 +166,21 @@ class Sinkhorn(Normalised):
         centre = mu.mean[..., None, :, None]
         offset = self.heads.values @ centre - matrix @ centre
         return Affine(matrix=matrix.sum(-3), offset=offset[..., 0].sum(-2) + self.heads.constant)
+
+    def energy(self, mu: Particles) -> Climbed:
+        r"""Half of the transport problem's value, $\max_\pi \int\langle Ax,y\rangle d\pi -
+        \varepsilon KL(\pi|\mu\otimes\mu) = -\varepsilon\int (f + g) d\mu$ [sander22].
+        """
+        f, g, _, _ = self.potentials(mu)
+        value = -self.eps / 2 * (mu.weights * (f + g)[..., 0, :]).sum(dtype=torch.float64)
+        return Climbed(value, torch.ones_like(mu.weights, dtype=torch.float64))
+
+    def energy_on_gaussian(self, mu: Gaussian) -> Float64[Tensor, ""]:
+        r"""$\frac\varepsilon2[tr(R - I) - \frac12\log\det R]$, R as in `on_gaussian` [castin25]."""
+        a, root = self.heads.a[0].detach().to(torch.float64), mu.factor().to(torch.float64)
+        singular = torch.linalg.svdvals(root @ a @ root / self.eps)
+        r = (1 + (1 + 4 * singular**2).sqrt()) / 2
+        return self.eps * ((r - 1).sum() - r.log().sum() / 2) / 2
 
     def _tolerance(self, dtype: torch.dtype) -> float:
         return (

@@ -83,4 +83,4 @@ def check_measure(attention: Attention, mu: Particles) -> None:
             "smoothness takes one measure, x of shape (n, d), got a stack of shape"
             f" {tuple(mu.x.shape)}. Call it once for each measure."
         )
-    attention._checked(mu.x, mu, None)
+    attention.check(mu.x, mu)

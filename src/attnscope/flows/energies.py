@@ -21,18 +21,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from attnscope.attention import Attention
-from attnscope.attention.exponential import Exponential
-from attnscope.attention.l2 import L2
-from attnscope.attention.sinkhorn import Sinkhorn
-from attnscope.attention.softmax import Softmax
+from attnscope.attention import Attention, variants
 from attnscope.flows.spaces import Space
 from attnscope.measures import Gaussian, Particles
-
-ROWS = 2**22
-"""Entries of the kernel that are held at once."""
 
 
 class Energy(NamedTuple):
@@ -46,64 +38,43 @@ def energy(attention: Attention, mu: Particles | Gaussian, space: Space | None =
     """The energy whose gradient the flow follows; an error says when this attention has none (see
     the top of this file).
     """
-    a, c = _structure(attention)
+    _check_simple(attention)
     if isinstance(mu, Gaussian):
-        return _on_gaussian(attention, mu, a, c)
+        return _of_gaussian(attention, mu)
+    climbed = attention.energy(mu)
+    if climbed is None:
+        raise _none_known(attention, "energy", "particles")
+    c = _factor(attention)
     field = attention(mu.x, mu)
     velocity = field if space is None else space.velocity(mu.x, field)
     power = (mu.weights * (field * velocity).sum(-1)).to(torch.float64)
-    if isinstance(attention, Sinkhorn):
-        potentials = attention.potentials(mu)
-        value = (
-            -attention.eps
-            / 2
-            * (mu.weights * (potentials.f + potentials.g)[..., 0, :]).sum(dtype=torch.float64)
-        )
-        return Energy(float(value), float(power.sum() / c))
-    if not isinstance(attention, Softmax | Exponential):
-        raise ValueError(
-            f"{attention.name} attention has no energy on particles. Softmax, Exponential and"
-            " Sinkhorn have one."
-        )
-    z = torch.cat(
-        [(rows @ a @ mu.x.mT).exp() @ mu.weights for rows in mu.x.split(max(1, ROWS // mu.n))]
-    ).to(torch.float64)
-    weight = z if isinstance(attention, Softmax) else torch.ones_like(z)
-    return Energy(float((mu.weights * z).sum() / 2), float((weight * power).sum() / c))
+    return Energy(float(climbed.value), float((climbed.density * power).sum() / c))
 
 
-def _on_gaussian(attention: Attention, mu: Gaussian, a: Tensor, c: float) -> Energy:
+def _of_gaussian(attention: Attention, mu: Gaussian) -> Energy:
     if mu.mean.abs().max() > 1e-12 * max(float(mu.cov.abs().max()) ** 0.5, 1e-300):
         raise ValueError(
             "the energies of Gaussians are those of centred ones. Pass Gaussian(0 * mean, cov)."
         )
-    s, root = mu.cov.to(torch.float64), mu.factor().to(torch.float64)
-    b = attention.affine(mu).matrix.to(torch.float64)
-    identity = torch.eye(mu.dim, dtype=torch.float64, device=s.device)
-    a = a.to(torch.float64)
-    if isinstance(attention, Softmax):
-        value = torch.trace(a @ s @ a @ s) / 4
-    elif isinstance(attention, L2):
-        value = (
-            torch.trace(a @ s) / 2
-            - torch.linalg.slogdet(identity + 2 * root @ a @ root).logabsdet / 4
-        )
-    elif isinstance(attention, Sinkhorn):
-        singular = torch.linalg.svdvals(root @ a @ root / attention.eps)
-        r = (1 + (1 + 4 * singular**2).sqrt()) / 2
-        value = attention.eps * ((r - 1).sum() - r.log().sum() / 2) / 2
-    else:
-        raise ValueError(
-            f"{attention.name} attention has no energy on Gaussians. Softmax, L2 and Sinkhorn have"
-            " one."
-        )
-    return Energy(float(value), float(torch.trace(b @ s @ b.mT) / c))
+    value = attention.energy_on_gaussian(mu)
+    if value is None:
+        raise _none_known(attention, "energy_on_gaussian", "Gaussians")
+    c, b = _factor(attention), attention.affine(mu).matrix.to(torch.float64)
+    return Energy(float(value), float(torch.trace(b @ mu.cov.to(torch.float64) @ b.mT) / c))
 
 
-def _structure(attention: Attention) -> tuple[Tensor, float]:
-    """The symmetric matrix A (G for L2) and the factor c of the values; refused when the flow is
-    not a gradient flow.
-    """
+def _none_known(attention: Attention, method: str, where: str) -> ValueError:
+    having = [
+        variant.__name__
+        for variant in variants().values()
+        if getattr(variant, method) is not getattr(Attention, method)
+    ]
+    return ValueError(
+        f"{attention.name} attention has no energy on {where}. These have one: {', '.join(having)}."
+    )
+
+
+def _check_simple(attention: Attention) -> None:
     heads = attention.heads
     biased = any(
         bias is not None
@@ -111,12 +82,11 @@ def _structure(attention: Attention) -> tuple[Tensor, float]:
     )
     if heads.count != 1 or biased or heads.positional or attention.causal:
         raise ValueError("an energy needs one head without biases or positions, and no mask.")
-    a, values = heads.a[0].detach(), heads.values[0].detach()
-    if isinstance(attention, L2) and not torch.allclose(heads.query, heads.key):
-        raise ValueError(
-            "the L2 flow climbs an energy when query and key are equal and the values are a"
-            " multiple of K^T K."
-        )
+
+
+def _factor(attention: Attention) -> float:
+    """c of $V = cA$, A symmetric; refused when the flow is not a gradient flow."""
+    a, values = attention.heads.a[0].detach(), attention.heads.values[0].detach()
     c = float((values * a).sum() / (a * a).sum())
     size = float(a.abs().max())
     if (
@@ -128,4 +98,4 @@ def _structure(attention: Attention) -> tuple[Tensor, float]:
             "the flow climbs an energy when A is symmetric and V is a multiple of A (of K^T K for"
             " L2): here it is not."
         )
-    return a, c
+    return c

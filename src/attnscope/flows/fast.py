@@ -18,12 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.attention import Attention
-from attnscope.attention._normalised import Normalised
-from attnscope.attention.exponential import Exponential
-from attnscope.attention.l2 import L2
-from attnscope.attention.sigmoid import Sigmoid
-from attnscope.attention.softmax import Softmax
+from attnscope.attention import Attention, Kernel
 from attnscope.measures import Particles
 
 SMALLEST_CLOUD = 2000
@@ -33,6 +28,8 @@ FIRST_DEGREE, GROWTH = {1: 16, 2: 12, 3: 8}, 1.5
 CHECKS = 16
 EXACT_CALLS = 30
 """How often the exact field is used after no degree served, before the next attempt."""
+DEAR_NODE = 4
+"""Without a kernel a node costs as much as a query: this many queries must share one."""
 CHUNK_NUMBERS = 2**18
 DENSEST = 1e-200
 """A denominator below this has lost digits to underflow: the exact field is used."""
@@ -72,10 +69,10 @@ class Interpolated:
         sampled = _sample(x, box)
         exact = attention.evaluate(x[sampled], mu, None)
         scale = float(torch.linalg.vector_norm(exact, dim=-1).max())
-        while math.prod(degrees) <= min(
-            MOST_NODES, len(x) // (4 if isinstance(attention, Sigmoid) else 1)
-        ):
-            values = _at_nodes(attention, box, degrees, mu)
+        kernel = attention.kernel(box.centre[None], mu)
+        most = min(MOST_NODES, len(x) // (DEAR_NODE if kernel is None else 1))
+        while math.prod(degrees) <= most:
+            values = _at_nodes(attention, kernel, box, degrees, mu)
             if values is None:
                 break
             coefficients = _coefficients(values, degrees)
@@ -103,12 +100,11 @@ class Interpolated:
 
 
 def interpolable(attention: Attention) -> bool:
-    """Whether the field depends on the query through a pointwise kernel only, in dimension at most
-    three.
+    """Whether the variant allows it, and the field depends on the query through its value alone, in
+    dimension at most three.
     """
-    pointwise = isinstance(attention, Softmax | L2 | Exponential | Sigmoid)
     return (
-        pointwise
+        attention.interpolates
         and attention.heads.dim <= 3
         and not attention.causal
         and not attention.heads.positional
@@ -160,29 +156,24 @@ class _Box:
 
 
 def _at_nodes(
-    attention: Attention, box: _Box, degrees: list[int], mu: Particles
+    attention: Attention, kernel: Kernel | None, box: _Box, degrees: list[int], mu: Particles
 ) -> Float[Tensor, "*degrees d"] | None:
     """The exact field at the tensor nodes; None when it underflows there."""
     nodes = box.nodes(degrees)
-    if isinstance(attention, Normalised | Exponential):
-        out = _separated(attention, box, nodes, mu)
+    if kernel is not None:
+        out = _separated(attention, kernel, box, nodes, mu)
         return None if out is None else out.reshape(*degrees, -1)
     grid = torch.cartesian_prod(*nodes).reshape(-1, len(degrees)) @ box.frame.mT + box.centre
     return attention.evaluate(grid, mu, None).reshape(*degrees, -1)
 
 
 def _separated(
-    attention: Normalised | Exponential, box: _Box, nodes: list[Tensor], mu: Particles
+    attention: Attention, kernel: Kernel, box: _Box, nodes: list[Tensor], mu: Particles
 ) -> Tensor | None:
     r"""$\sum_j e^{c_j} v_j \prod_i e^{z_i u_{ji}}$ at all nodes z, per head, each factor scaled by
     its largest value.
     """
-    heads = attention.heads
-    if isinstance(attention, Normalised):
-        q, k, bias, scale = attention.kernel(box.centre[None], mu)
-    else:
-        q, k, scale = heads.queries(box.centre[None]), heads.keys(mu.x), heads.scale
-        bias = mu.weights.log().expand(k.shape[:-1])
+    heads, (q, k, bias, scale) = attention.heads, kernel
     offset = bias + scale * (k @ q.mT)[..., 0]
     slopes = scale * k @ (heads.query @ box.frame)
     read = heads.read(mu.x)
@@ -193,9 +184,7 @@ def _separated(
         if float(denominator.min()) < DENSEST:
             return None
         outputs.append(
-            numerator / denominator
-            if isinstance(attention, Normalised)
-            else numerator * log_scale.exp()
+            numerator / denominator if attention.normalised else numerator * log_scale.exp()
         )
     return heads.write(torch.stack(outputs))
 

@@ -145,7 +145,7 @@ def _fitting(attention: object, measure: object) -> Attention:
         )
         attention.affine(first)
     elif isinstance(measure, Particles):
-        attention._checked(measure.x, measure, None)
+        attention.check(measure.x, measure)
     else:
         raise TypeError(f"measure must be a Particles or a Gaussian, got {described(measure)}.")
     return attention.to(torch.float64)

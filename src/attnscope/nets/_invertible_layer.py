@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnscope.attention import Attention, Heads
-from attnscope.attention.l2 import L2
 from attnscope.bounds._tied import is_tied
 
 WEIGHTS = ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias", "output_bias")
@@ -18,14 +17,14 @@ FIXED = ("rotary", "position_bias")
 
 
 class Layer(nn.Module):
-    """The weights of an attention as parameters. Tied L2 attention is kept tied: its parameters are
-    Q and U, its values UQ.
+    """The weights of an attention as parameters. Where tied heads are Lipschitz everywhere they are
+    kept tied: the parameters are Q and U, the values UQ.
     """
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
         heads = attention.heads
-        reads = factor(heads) if isinstance(attention, L2) else None
+        reads = factor(heads) if attention.lipschitz_if_tied else None
         self.tied = reads is not None
         found = {name: getattr(heads, name) for name in WEIGHTS}
         if reads is not None:
@@ -67,7 +66,7 @@ class Layer(nn.Module):
         return self.variant(Heads(**parts, scale=self.scale), **self.options)
 
     def reads(self) -> Float[Tensor, "h v k"] | None:
-        """U of tied L2 attention, in float64."""
+        """U of tied attention, in float64."""
         return self.weights["reads"].to(torch.float64) if self.tied else None
 
 

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Attention, Heads, variants
-from attnscope.attention.l2 import L2
 from attnscope.validation import described
 
 
@@ -47,7 +46,7 @@ def random_attention(
         draw(heads, dim, width),
     )
     unit = width**0.25 / radius
-    if issubclass(found[variant], L2):
+    if found[variant].lipschitz_if_tied:
         query = of_norm(query, unit / 2)
         made = Heads(query, query, draw(heads, width, width) @ query / unit, output)
     else:

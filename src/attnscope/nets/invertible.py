@@ -18,7 +18,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnscope.attention import Attention
-from attnscope.attention.l2 import L2
 from attnscope.nets import _invertible_logdet as logdet
 from attnscope.nets._invertible_backward import reversible
 from attnscope.nets._invertible_file import read, write
@@ -160,7 +159,7 @@ class Invertible(nn.Module):
             random_attention(variant, dim, heads, radius, causal, source, dtype)
             for _ in range(depth)
         ]
-        everywhere = isinstance(attentions[0], L2) and not squash
+        everywhere = attentions[0].lipschitz_if_tied and not squash
         return cls(attentions, tokens, None if everywhere else radius, contraction, squash=squash)
 
     def save(self, path: str | Path) -> None:

@@ -1,5 +1,5 @@
-r"""The Jacobian of an attention layer: tiled analytic kernels for softmax and L2, autograd for
-every other variant.
+r"""The Jacobian of an attention layer: tiled analytic kernels for every variant that is a
+softmax of the heads' scores and of a bias of each key, autograd for the others.
 
 The map is $X \mapsto (\Gamma_{\mu(X)}(x_i))_i$ with the weights and positions of mu fixed.
 """
@@ -13,9 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attnscope.attention import Attention
-from attnscope.attention.l2 import L2
-from attnscope.attention.softmax import Softmax
+from attnscope.attention import Attention, Kernel
 from attnscope.measures import Particles
 from attnscope.operators.kernels import SoftmaxKernel
 from attnscope.operators.operator import LinearOperator, of_function
@@ -30,7 +28,7 @@ def of_attention(attention: Attention, mu: Particles) -> LinearOperator:
     """The derivative of one attention layer at mu, with the metric of mu; a stack of measures gives
     a stack.
     """
-    attention._checked(mu.x, mu, None)
+    attention.check(mu.x, mu)
     if not (mu.weights > 0).all():
         raise ValueError(
             "the Jacobian in L2(mu) needs every weight above 0: drop the particles that carry no"
@@ -41,8 +39,8 @@ def of_attention(attention: Attention, mu: Particles) -> LinearOperator:
 
 def _of_checked(attention: Attention, mu: Particles, layer: _Layer | None = None) -> LinearOperator:
     """The operator; `layer` is its analytic part when that is there already."""
-    if isinstance(attention, Softmax | L2):
-        layer = _Layer(attention, mu) if layer is None else layer
+    layer = _analytic(attention, mu) if layer is None else layer
+    if layer is not None:
         shape = tuple(mu.x.shape[-2:])
         plain = LinearOperator(
             layer.mv, layer.rmv, shape, shape, mu.x.dtype, mu.x.device, tuple(mu.x.shape[:-2])
@@ -71,6 +69,15 @@ def _of_checked(attention: Attention, mu: Particles, layer: _Layer | None = None
     )
 
 
+def _analytic(attention: Attention, mu: Particles) -> _Layer | None:
+    """The layer in closed form where the variant declares what that needs, None elsewhere."""
+    if not attention.normalised or attention.bias_of == "measure":
+        return None
+    with torch.no_grad():
+        kernel = attention.kernel(mu.x, mu)
+        return None if kernel is None else _Layer(attention, mu, kernel)
+
+
 def _sub_stack(mu: Particles, index: Tensor) -> Particles:
     def picked(part: Tensor) -> Tensor:
         return part.flatten(0, mu.x.ndim - 3)[index]
@@ -87,27 +94,26 @@ class _Layer:
     the kernel are views of them.
     """
 
-    def __init__(self, attention: Softmax | L2, mu: Particles) -> None:
+    def __init__(self, attention: Attention, mu: Particles, kernel: Kernel) -> None:
         self.heads = heads = attention.heads
         self.at = torch.arange(mu.n, device=mu.x.device) if heads.rotary is not None else None
         self.into = [part.flatten(0, 1) for part in (heads.query, heads.key, heads.value)]
         self.out = None if heads.output is None else heads.output.transpose(0, 1).flatten(1)
-        with torch.no_grad():
-            q, k, bias, scale = attention.kernel(mu.x, mu)
-            places = None
-            if attention.causal:
-                places = mu.places().unsqueeze(-2).expand(bias.shape).flatten(0, -2)
-            self.kernel = SoftmaxKernel(
-                q.flatten(0, -3),
-                k.flatten(0, -3),
-                heads.read(mu.x).flatten(0, -3),
-                bias.flatten(0, -2),
-                scale,
-                position_bias=attention.position_bias(*attention.token_numbers(mu.x, mu, None)),
-                places=places,
-                triangular=attention.causal and mu.positions is None,
-                bias_moves=isinstance(attention, L2),
-            )
+        places = None
+        if attention.causal:
+            places = mu.places().unsqueeze(-2).expand(kernel.bias.shape).flatten(0, -2)
+        slope = attention.bias_slope(kernel.k) if attention.bias_of == "key" else None
+        self.kernel = SoftmaxKernel(
+            kernel.q.flatten(0, -3),
+            kernel.k.flatten(0, -3),
+            heads.read(mu.x).flatten(0, -3),
+            kernel.bias.flatten(0, -2),
+            kernel.scale,
+            position_bias=attention.position_bias(*attention.token_numbers(mu.x, mu, None)),
+            places=places,
+            triangular=attention.causal and mu.positions is None,
+            slope=None if slope is None else slope.flatten(0, -3),
+        )
 
     def restricted(self, index: Int[Tensor, " c"]) -> _Layer:
         """The layer at these sequences of the stack alone."""
@@ -129,8 +135,8 @@ class _Layer:
     def rmv(self, y: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack n d"]:
         tokens = _token_by_token(y)
         q, k, v, bias = self.kernel.vjp(self._read(tokens, y.shape[-2]))
-        if bias is not None:
-            k.addcmul_(bias.unsqueeze(-1), self.kernel.k, value=-1)
+        if bias is not None and self.kernel.slope is not None:
+            k.addcmul_(bias.unsqueeze(-1), self.kernel.slope)
         if self.at is not None:
             q, k = self.heads.turn(q, -self.at), self.heads.turn(k, -self.at)
         parts = [_side_by_side(part, len(tokens)) for part in (q, k, v)]
@@ -146,11 +152,12 @@ class _Layer:
     def _changes(
         self, tokens: Float[Tensor, "rows d"], n: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """How queries, keys, values and the key bias of L2 attention change with the tokens."""
+        """How queries, keys, values and a key bias that moves change with the tokens."""
         q, k, v = (self._problems(tokens @ matrix.mT, n) for matrix in self.into)
         if self.at is not None:
             q, k = self.heads.turn(q, self.at), self.heads.turn(k, self.at)
-        return q, k, v, -(self.kernel.k * k).sum(-1) if self.kernel.bias_moves else None
+        slope = self.kernel.slope
+        return q, k, v, None if slope is None else (slope * k).sum(-1)
 
     def _read(self, tokens: Float[Tensor, "rows d"], n: int) -> Float[Tensor, "g n v"]:
         """The adjoint of the output projection, in memory of its own."""

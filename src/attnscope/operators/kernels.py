@@ -58,19 +58,19 @@ class SoftmaxKernel:
         position_bias: Float[Tensor, "h m n"] | None = None,
         places: Float[Tensor, "g n"] | None = None,
         triangular: bool = False,
-        bias_moves: bool = False,
+        slope: Float[Tensor, "g n k"] | None = None,
     ) -> None:
         """`places` switch the causal mask on; `triangular` says that they are in order, so that row
-        i reads keys up to i.
+        i reads keys up to i; `slope` is the gradient of a key bias that moves with its key.
 
         Queries and keys are held times the scale: every product with a change wants them so.
         """
         self.q, self.k, self.v, self.bias, self.scale = scale * q, scale * k, v, bias, scale
-        self.position_bias, self.places, self.triangular, self.bias_moves = (
+        self.position_bias, self.places, self.triangular, self.slope = (
             position_bias,
             places,
             triangular,
-            bias_moves,
+            slope,
         )
         self.o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=v.dtype, device=v.device)
         entries = q.shape[0] * q.shape[1] * k.shape[1] // (2 if triangular else 1)
@@ -103,6 +103,7 @@ class SoftmaxKernel:
             part[index] for part in (self.q, self.k, self.v, self.o, self.bias)
         )
         smaller.normaliser, smaller.places = some(self.normaliser), some(self.places)
+        smaller.slope = some(self.slope)
         smaller.stored = None if self.stored is None else [p[index] for p in self.stored]
         return smaller
 
@@ -139,7 +140,7 @@ class SoftmaxKernel:
             o if o.shape == self.q.shape else _token_major(torch.empty, self.q),
             _token_major(torch.zeros, self.k),
             _token_major(torch.zeros, self.v),
-            torch.zeros_like(self.bias) if self.bias_moves else None,
+            None if self.slope is None else torch.zeros_like(self.bias),
         )
         for tile in self._tiles():
             p = self._coupling(tile)

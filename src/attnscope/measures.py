@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.validation import as_generator, check_same_kind, check_shape, check_tensor
+from attnscope.validation import as_generator, brief, check_same_kind, check_shape, check_tensor
 
 MOST_QUADRATURE_POINTS = 10_000_000
 
@@ -32,6 +32,8 @@ class Particles:
     x: Float[Tensor, "*stack n d"]
     weights: Float[Tensor, "*stack n"]
     positions: Float[Tensor, "*stack n"] | None
+
+    __repr__ = brief
 
     def __init__(
         self, x: Tensor, weights: Tensor | None = None, positions: Tensor | None = None
@@ -108,6 +110,8 @@ class Gaussian:
 
     mean: Float[Tensor, "*stack d"]
     cov: Float[Tensor, "*stack d d"]
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         check_tensor("mean", self.mean, "... d")

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+from typing import Any
+
 import torch
 from torch import Tensor
+
+LONGEST_SHOWN = 6
+"""Numbers of a tensor and items of a tuple that `brief` shows; of more it says how many."""
 
 
 def described(value: object) -> str:
@@ -11,6 +18,32 @@ def described(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
     return f"{type(value).__name__} {value!r}"[:120]
+
+
+def brief(instance: Any) -> str:
+    """A dataclass in a line or two, to be its `__repr__`: tensors by dtype and shape; functions and
+    what is absent left out.
+    """
+    parts = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
+    shown = [
+        f"{name}={_shown(part)}"
+        for name, part in parts.items()
+        if not (part is None or inspect.isroutine(part) or (isinstance(part, tuple) and not part))
+    ]
+    return f"{type(instance).__name__}({', '.join(shown)})"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Tensor):
+        if value.ndim < 2 and value.numel() <= LONGEST_SHOWN:
+            numbers = [f"{number:.6g}" for number in value.reshape(-1).tolist()]
+            return f"[{', '.join(numbers)}]" if value.ndim else numbers[0]
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if isinstance(value, tuple) and value:
+        if len(value) > LONGEST_SHOWN or not isinstance(value[0], int | float | str):
+            return f"<{len(value)} of {type(value[0]).__name__}>"
+        return repr(value)
+    return str(value) if isinstance(value, torch.dtype | torch.device) else repr(value)
 
 
 def check_tensor(name: str, value: object, shape: str) -> None:

@@ -15,6 +15,7 @@ from attnscope.attacks.search import Progress, WorstCase, check_call, search
 from attnscope.attention import Attention
 from attnscope.bounds import Bounds, on_ball
 from attnscope.measures import Particles
+from attnscope.validation import brief
 
 MOST_PANELS = 4
 TALLEST = 1e6
@@ -42,6 +43,8 @@ class Curves:
     """
 
     points: tuple[Point, ...]
+
+    __repr__ = brief
 
     def at(self, n: int, radius: float) -> Point:
         for point in self.points:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attnscope.validation import as_generator, check_positive, check_tensor, described
+from attnscope.validation import as_generator, brief, check_positive, check_tensor, described
 
 ROWS = 512
 """Images times starts behind one call of the function."""
@@ -36,6 +36,8 @@ class Attacked:
     succeeded: Bool[Tensor, " b"]
     gap: Float[Tensor, " b"]
     blind: Bool[Tensor, " b"]
+
+    __repr__ = brief
 
 
 def pgd(

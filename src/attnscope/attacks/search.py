@@ -22,7 +22,7 @@ from attnscope.bounds import Bound, Bounds
 from attnscope.bounds.ball import ball_bounds, check_covered
 from attnscope.measures import Particles
 from attnscope.operators import jacobian, spectral_norm
-from attnscope.validation import check_positive, described
+from attnscope.validation import brief, check_positive, described
 
 GROUP_ENTRIES = 2**22
 """Entries of the couplings of the starts that climb together; some ten tensors of this size live at
@@ -57,6 +57,8 @@ class WorstCase:
     start: str
     names: tuple[str, ...]
     history: Float[Tensor, "steps starts"]
+
+    __repr__ = brief
 
     @property
     def tokens(self) -> Float[Tensor, "n d"]:

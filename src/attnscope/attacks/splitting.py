@@ -19,7 +19,7 @@ from torch import Tensor
 from attnscope.attention import Attention
 from attnscope.measures import Particles
 from attnscope.operators import LinearOperator, jacobian, spectral_norm
-from attnscope.validation import described
+from attnscope.validation import brief, described
 
 ACCURACY = 1e-12
 MOST_PAIRS = 400
@@ -44,6 +44,8 @@ class Split:
     apart: Float[Tensor, " n"]
     converged: bool
     """Whether both constants reached their accuracy; each is a lower bound in any case."""
+
+    __repr__ = brief
 
     @property
     def constant(self) -> float:

@@ -112,6 +112,18 @@ class Heads:
         identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(query)
         return cls(query, identity, V.reshape(query.shape), scale=1.0)
 
+    def __repr__(self) -> str:
+        k, v, d = self.query.shape[1], self.value.shape[1], self.dim
+        rest = [f"v={v}"] if v not in (k, d) else []
+        rest += [
+            field.name
+            for field in dataclasses.fields(self)
+            if field.name not in ("query", "key", "value", "scale")
+            and getattr(self, field.name) is not None
+        ]
+        rest += [f"scale={self.scale:.6g}", str(self.query.dtype).removeprefix("torch.")]
+        return f"Heads({self.count} x k={k}, d={d}, {', '.join(rest)})"
+
     @property
     def count(self) -> int:
         return self.query.shape[0]

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, final
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.validation import check_shape
+from attnscope.validation import brief, check_shape
 
 BiasOf = Literal["masses", "key", "measure"]
 """What a key bias depends on besides the weights: nothing, its own key, or every token."""
@@ -27,6 +27,8 @@ class Affine:
 
     matrix: Float[Tensor, "*stack d d"]
     offset: Float[Tensor, "*stack d"]
+
+    __repr__ = brief
 
     def __call__(self, x: Float[Tensor, "*stack m d"]) -> Float[Tensor, "*stack m d"]:
         check_shape(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, final
 
 Method = Literal["none", "layer-wise", "margin form", "NT4"]
@@ -34,7 +34,7 @@ class Certificate:
     margin: float
     method: Method
     kind: Literal["proved"] = "proved"
-    assumptions: str = ASSUMPTIONS
+    assumptions: str = field(default=ASSUMPTIONS, repr=False)
 
     def __str__(self) -> str:
         says = (

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.validation import check_tensor, described
+from attnscope.validation import brief, check_tensor, described
 
 SPLITS = ("train", "test", "all")
 HELD_OUT = 5
@@ -27,6 +27,8 @@ class Images:
     labels: Int[Tensor, " images"]
     classes: tuple[str, ...]
     name: str = "images"
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         check_tensor("pixels", self.pixels, "images channels height width")

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.measures import Particles
-from attnscope.validation import check_positive, check_tensor
+from attnscope.validation import brief, check_positive, check_tensor
 
 
 @final
@@ -53,6 +53,8 @@ class Ellipsoid:
     """
 
     axes: Float[Tensor, " d"]
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         check_tensor("axes", self.axes, "d")

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.measures import Gaussian, Particles
+from attnscope.validation import brief
 
 Measure = TypeVar("Measure", Particles, Gaussian)
 
@@ -44,6 +45,8 @@ class Trajectory(Generic[Measure]):
     """Largest estimated relative error of the field when it was interpolated; 0 when every
     evaluation was exact.
     """
+
+    __repr__ = brief
 
     @property
     def status(self) -> str:

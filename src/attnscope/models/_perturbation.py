@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.attacks.splitting import Split
+from attnscope.validation import brief
 
 
 class Step(NamedTuple):
@@ -44,6 +45,8 @@ class Duplication:
     split_steps: tuple[Step, ...]
     law: Split | None
 
+    __repr__ = brief
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -67,6 +70,8 @@ class Perturbation:
     steps: tuple[Step, ...]
     duplication: Duplication | None
     refusal: str | None
+
+    __repr__ = brief
 
     def linear_until(self, tolerance: float = 0.1) -> float:
         """The largest of the sizes up to which the linearisation is off by no more than the

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.nets._invertible_step import Step
+from attnscope.validation import brief
 
 REMAINDER = 1e-3
 """Size of the truncation bound of each layer that the default number of terms reaches."""
@@ -37,6 +38,8 @@ class LogDeterminant:
     truncation: float
     probes: int
     terms: tuple[int, ...]
+
+    __repr__ = brief
 
 
 def exact(steps: list[Step], x: Float[Tensor, "*stack n d"]) -> LogDeterminant:

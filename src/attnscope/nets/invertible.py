@@ -28,6 +28,7 @@ from attnscope.nets._invertible_scale import check_proved, displacement, lipschi
 from attnscope.nets._invertible_step import Step, size
 from attnscope.validation import (
     as_generator,
+    brief,
     check_positive,
     check_same_kind,
     check_shape,
@@ -64,6 +65,8 @@ class Inverse:
     rounding: Float[Tensor, "*stack"]
     iterations: tuple[int, ...]
     converged: bool
+
+    __repr__ = brief
 
 
 @final

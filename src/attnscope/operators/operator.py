@@ -18,7 +18,7 @@ from jaxtyping import Float
 from scipy.sparse.linalg import LinearOperator as ScipyOperator
 from torch import Tensor
 
-from attnscope.validation import check_same_kind, check_shape, check_tensor
+from attnscope.validation import brief, check_same_kind, check_shape, check_tensor
 
 MOST_DENSE_ENTRIES = 2**27
 AGREEMENT = 1e-3
@@ -47,6 +47,8 @@ class LinearOperator:
     weights: Float[Tensor, "*stack n"] | None = None
     exact: Callable[[], LinearOperator] | None = None
     restrict: Callable[[Tensor], LinearOperator] | None = None
+
+    __repr__ = brief
 
     @property
     def shape(self) -> tuple[int, int]:

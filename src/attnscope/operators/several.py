@@ -14,6 +14,7 @@ from attnscope.operators.bracket import ROUNDING
 from attnscope.operators.lanczos import Lanczos, Ritz, starts
 from attnscope.operators.operator import LinearOperator
 from attnscope.operators.spectrum import check_call
+from attnscope.validation import brief
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +30,8 @@ class SingularValues:
     residuals: Float64[Tensor, "*stack k"]
     pairs: int | Tensor
     converged: bool | Tensor
+
+    __repr__ = brief
 
 
 def singular_values(

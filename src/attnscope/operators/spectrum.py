@@ -18,7 +18,7 @@ from torch import Tensor
 from attnscope.operators.bracket import ROUNDING, reaches, smallest_overlap, upper_bound
 from attnscope.operators.lanczos import Lanczos, Process, Ritz, ahead, noise, starts, still_to_come
 from attnscope.operators.operator import LinearOperator
-from attnscope.validation import check_positive, described
+from attnscope.validation import brief, check_positive, described
 
 EVERY_STEP_UNTIL = 12
 SHRINK_AT = 0.8
@@ -46,6 +46,8 @@ class SpectralNorm:
     atypical: bool | Tensor
     left: Tensor
     right: Tensor
+
+    __repr__ = brief
 
 
 def spectral_norm(

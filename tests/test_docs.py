@@ -148,14 +148,21 @@ def test_every_reference_is_in_the_bibliography() -> None:
 
 @pytest.fixture
 def extended_package(tmp_path: Path) -> dict[str, str]:
-    """An environment whose attnscope is a copy of this one with the file of docs/extend.md added,
+    """An environment whose attnscope is a copy of this one with the files of docs/extend.md added,
     and nothing else.
     """
-    (source,) = blocks("docs/extend.md", "A new attention variant")
     shutil.copytree(
         ROOT / "src/attnscope", tmp_path / "attnscope", ignore=shutil.ignore_patterns("__pycache__")
     )
-    (tmp_path / "attnscope/attention/cauchy.py").write_text(source)
+    shown = re.findall(
+        r"`src/attnscope/(\S+\.py)`:\n\n^```python\n(.*?)^```$",
+        (ROOT / "docs/extend.md").read_text(),
+        re.DOTALL | re.MULTILINE,
+    )
+    assert {"attention/cauchy.py", "attention/penalised.py"} <= {path for path, _ in shown}
+    for path, source in shown:
+        assert not (tmp_path / "attnscope" / path).exists()
+        (tmp_path / "attnscope" / path).write_text(source)
     return {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -168,8 +175,9 @@ def test_a_seventh_variant_is_one_file(extended_package: dict[str, str]) -> None
         "-p",
         "no:cacheprovider",
         "tests/attention",
+        "tests/operators",
         "-k",
-        "cauchy",
+        "cauchy or penalised",
     ]
     run = subprocess.run(
         [sys.executable, *contract], cwd=ROOT, env=extended_package, capture_output=True, text=True
@@ -180,3 +188,4 @@ def test_a_seventh_variant_is_one_file(extended_package: dict[str, str]) -> None
         [sys.executable, "-c", listed], env=extended_package, capture_output=True, text=True
     )
     assert "| cauchy | no | yes | not known | vandermaaten08 |" in table.stdout.splitlines()
+    assert "| penalised | yes | yes | not known | kim21 |" in table.stdout.splitlines()

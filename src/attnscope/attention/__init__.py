@@ -9,11 +9,12 @@ import pkgutil
 from attnscope.attention._base import Attention
 from attnscope.attention._heads import Heads
 from attnscope.attention._normalised import Normalised
-from attnscope.attention._parts import Affine, Climbed, Kernel, NoClosedForm
+from attnscope.attention._parts import Affine, BiasOf, Climbed, Kernel, NoClosedForm
 
 __all__ = [
     "Affine",
     "Attention",
+    "BiasOf",
     "Climbed",
     "Heads",
     "Kernel",

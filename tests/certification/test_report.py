@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attnscope.bounds.sensitivity import sensitivity
+from attnscope.bounds import sensitivity
 from attnscope.certification import figures, report, report_nearest
 from attnscope.data import Images
 from attnscope.nets import Config, Transformer

@@ -5,11 +5,17 @@ from attnscope.bounds._bound import Bound, Bounds
 from attnscope.bounds.ball import on_ball
 from attnscope.bounds.block_norms import BlockNorms
 from attnscope.bounds.large_radius import Limit, large_radius_limit
+from attnscope.bounds.near._checks import NoBound
+from attnscope.bounds.near.queries import (
+    Sensitivity,
+    TokensOverBall,
+    remainder,
+    sensitivity,
+    tokens_over_ball,
+)
 from attnscope.bounds.norm_layers import layer_norm_radius, rms_norm_radius
 from attnscope.bounds.registry import Theorem, theorem, theorems
-from attnscope.bounds.sensitivity import NoBound, Sensitivity, remainder, sensitivity
 from attnscope.bounds.smoothness import smoothness
-from attnscope.bounds.tokens import TokensOverBall, tokens_over_ball
 
 __all__ = [
     "BlockNorms",

@@ -27,6 +27,7 @@ from attnscope.attention import Attention
 
 Formula = TypeVar("Formula", bound=Callable[..., Any])
 Masses = Literal["any", "equal"]
+Variants = type[Attention] | tuple[type[Attention], ...]
 
 _PROVED: list[Theorem] = []
 ROOMS = ("smooth", "near")
@@ -38,15 +39,15 @@ ROOMS = ("smooth", "near")
 class Theorem:
     """A proved upper bound: what it says, where it holds, where it is from.
 
-    `causal` is None when a mask is allowed but not needed; `positional` says whether rotary heads
-    and position biases are allowed; `masses` whether tokens may have any weights; `p` is the
-    Wasserstein exponent it holds for, None for every p of at least 1. `when` is a further condition
-    on the attention and the place.
+    `variant` is the attention it speaks of, or several. `causal` is None when a mask is allowed but
+    not needed; `positional` says whether rotary heads and position biases are allowed; `masses`
+    whether tokens may have any weights; `p` is the Wasserstein exponent it holds for, None for
+    every p of at least 1. `when` is a further condition on the attention and the place.
     """
 
     name: str
     formula: Callable[..., Any]
-    variant: type[Attention] | None
+    variant: Variants | None
     where: type
     source: str
     causal: bool | None
@@ -59,6 +60,13 @@ class Theorem:
     def statement(self) -> str:
         """The formula, from the first paragraph of the docstring."""
         return " ".join((self.formula.__doc__ or "").split("\n\n")[0].split())
+
+    @property
+    def variants(self) -> tuple[type[Attention], ...]:
+        """The variants that it speaks of, none when it speaks of something else."""
+        if self.variant is None:
+            return ()
+        return self.variant if isinstance(self.variant, tuple) else (self.variant,)
 
     def holds(self, attention: Attention, place: Any) -> bool:
         """Whether the statement speaks of this attention at this place."""
@@ -85,7 +93,7 @@ def theorem(
     *,
     where: type,
     source: str,
-    variant: type[Attention] | None = None,
+    variant: Variants | None = None,
     causal: bool | None = None,
     positional: bool = False,
     masses: Masses = "any",

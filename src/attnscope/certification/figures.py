@@ -16,7 +16,7 @@ from torch import Tensor
 from attnscope.attacks.pgd import pgd
 from attnscope.attention import Heads
 from attnscope.attention.softmax import Softmax
-from attnscope.bounds.sensitivity import sensitivity
+from attnscope.bounds import sensitivity
 from attnscope.certification.report import Row
 from attnscope.certification.report_nearest import Neighbour
 from attnscope.measures import Particles

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnscope.bounds.tokens import tokens_over_ball
+from attnscope.bounds import tokens_over_ball
 from attnscope.nets import MLP, Centre, Head, PatchEmbedding, ResidualAttention
 from attnscope.nets.mlp import OneLipschitz
 from attnscope.nets.norms import refuse_unbounded

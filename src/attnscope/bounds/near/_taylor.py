@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.bounds._ball import ROUNDING, Ball
-from attnscope.bounds._reading import Reading
+from attnscope.bounds.near._ball import ROUNDING, Ball
+from attnscope.bounds.near._scores import ScoresAt
 from attnscope.norms import TINY, largest_root, positive_norm
 
 ENTRIES = 2**15
@@ -26,7 +26,7 @@ def hessian_norm(ball: Ball) -> Float[Tensor, " b"]:
     \|M\|\mathrm{col}(ub) + (\sqrt{K_1} + \sqrt{K_2} + \sqrt{K_3})^2$ with the upper bounds u, b, y,
     $\kappa$ of the ball; row and col are the largest norms of rows and columns.
     """
-    layer, high = ball.reading.layer, ball.high
+    matrices, high = ball.reading.matrices, ball.high
     written, keys = high * ball.b, high * ball.kappa
     left = ball.left * ball.kappa
     first = (written * ball.y.square()).sum(-1).amax(-1)
@@ -35,8 +35,8 @@ def hessian_norm(ball: Ball) -> Float[Tensor, " b"]:
         torch.minimum(written.sum(-1), ball.written) * torch.linalg.vector_norm(keys, dim=-1)
     ).amax(-1) * positive_norm(keys)
     squared = ((first + TINY).sqrt() + (second + TINY).sqrt() + (third + TINY).sqrt()).square()
-    value = 2 * layer.c_norm * (_columns((high * ball.y).mT) + _columns(high * ball.balance))
-    score = 2 * layer.a_norm * _columns(written.mT) + layer.m_norm * _columns(written)
+    value = 2 * matrices.c_norm * (_columns((high * ball.y).mT) + _columns(high * ball.balance))
+    score = 2 * matrices.a_norm * _columns(written.mT) + matrices.m_norm * _columns(written)
     return (value + score + squared).sum(-1)
 
 
@@ -56,9 +56,9 @@ class Directions:
     beta: Float[Tensor, "c b h n n"]
 
     @classmethod
-    def of(cls, reading: Reading, gradient: Float[Tensor, "c b n d"]) -> Directions:
+    def of(cls, reading: ScoresAt, gradient: Float[Tensor, "c b n d"]) -> Directions:
         g = gradient[..., None, :, :]
-        size = torch.linalg.vector_norm(g @ reading.layer.c, dim=-1, keepdim=True)
+        size = torch.linalg.vector_norm(g @ reading.matrices.c, dim=-1, keepdim=True)
         return cls(
             g, size, g @ reading.value.mT - (g * (reading.p @ reading.value)).sum(-1, keepdim=True)
         )
@@ -110,9 +110,9 @@ class Curvature:
         return torch.cat([self._form(Directions(*part)) for part in zip(*parts, strict=True)])
 
     def _form(self, directions: Directions) -> Float[Tensor, "c b n n"]:
-        ball, layer, high, size = (
+        ball, matrices, high, size = (
             self.ball,
-            self.ball.reading.layer,
+            self.ball.reading.matrices,
             self.ball.high,
             directions.size,
         )
@@ -120,7 +120,7 @@ class Curvature:
         drop, rise = (-lowest).clamp(min=0), highest.clamp(min=0)
         weight = drop * high
         tilted, stretched = weight * ball.y, weight * self.left
-        form = 2 * size * self.pulled + 2 * layer.a_norm[:, None, None] * (
+        form = 2 * size * self.pulled + 2 * matrices.a_norm[:, None, None] * (
             torch.maximum(drop, rise) * high
         )
         form = form + 2 * tilted.sum(-1, keepdim=True) * self.keys + 2 * tilted * self.left
@@ -128,8 +128,8 @@ class Curvature:
         diagonal = (2 * size * (high * ball.balance) + stretched * self.left).sum(-2) + (
             tilted * ball.y
         ).sum(-1)
-        if layer.m is not None:
-            diagonal = diagonal + layer.m_norm[:, None] * (high * rise).sum(-2)
+        if matrices.m is not None:
+            diagonal = diagonal + matrices.m_norm[:, None] * (high * rise).sum(-2)
         form = (form + torch.diag_embed(diagonal)).sum(-3)
         return (form + form.mT) / 2
 

@@ -28,7 +28,7 @@ ROUNDING = 1e-12
 
 @final
 @dataclass(frozen=True, eq=False)
-class SigmoidReading:
+class SigmoidAt:
     r"""`key` are the rows $\kappa_i$, `query` the rows $\eta_j$, `value` the rows $C_hx_j + c_h$,
     `p` is $\varsigma\sigma(s)$.
     """
@@ -48,7 +48,7 @@ class SigmoidReading:
     value: Float[Tensor, "b h n d"]
 
     @classmethod
-    def of(cls, attention: Sigmoid, x: Float[Tensor, "b n d"]) -> SigmoidReading:
+    def of(cls, attention: Sigmoid, x: Float[Tensor, "b n d"]) -> SigmoidAt:
         heads, n, tokens = attention.heads, x.shape[-2], x[..., None, :, :]
         count = attention.tokens or 1
         allowed = torch.ones(n, n, dtype=torch.bool, device=x.device)
@@ -93,7 +93,7 @@ class SigmoidBall:
     `b`, `y`, `kappa` bound $|C x'_j + c|$, $|\eta'_j|$ and $|\kappa'_i|$.
     """
 
-    reading: SigmoidReading
+    reading: SigmoidAt
     eps: Float[Tensor, " b"]
     slope: Float[Tensor, "b h n n"]
     steep: Float[Tensor, "b h n n"]
@@ -104,7 +104,7 @@ class SigmoidBall:
     kappa: Float[Tensor, "b h n"]
 
     @classmethod
-    def of(cls, reading: SigmoidReading, eps: Float[Tensor, " b"]) -> SigmoidBall:
+    def of(cls, reading: SigmoidAt, eps: Float[Tensor, " b"]) -> SigmoidBall:
         radius = eps[..., None, None, None]
         low, high = (reading.scores + sign * _radius(reading, radius) for sign in (-1, 1))
         mass = reading.mass * reading.allowed * (1 + ROUNDING)
@@ -139,7 +139,7 @@ class SigmoidBall:
         )
 
 
-def _radius(reading: SigmoidReading, radius: Float[Tensor, "b 1 1 1"]) -> Float[Tensor, "b h n n"]:
+def _radius(reading: SigmoidAt, radius: Float[Tensor, "b 1 1 1"]) -> Float[Tensor, "b h n n"]:
     r"""At least $|s'_{ij} - s_{ij}|$."""
     key, query = (
         torch.linalg.vector_norm(rows, dim=-1).square() for rows in (reading.key, reading.query)

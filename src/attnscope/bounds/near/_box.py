@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attnscope.bounds._reading import Reading, distances
+from attnscope.bounds.near._scores import ScoresAt, distances
 from attnscope.norms import TINY
 
 ENTRIES = 2**15
@@ -37,7 +37,7 @@ FAINT = 1e-130
 
 
 def box(
-    reading: Reading, eps: Float[Tensor, "b 1 1 1"]
+    reading: ScoresAt, eps: Float[Tensor, "b 1 1 1"]
 ) -> tuple[Float[Tensor, "b h n n"], Float[Tensor, "b h n n"]]:
     r"""$\log(l_{ij}/P_{ij})$ and $\log(u_{ij}/P_{ij})$ of the interval $[l, u]$ that holds
     $P'_{ij}$.
@@ -62,7 +62,7 @@ def box(
     return -grown.masked_fill(grown >= HUGE, math.inf).log(), most.masked_fill(faint, math.inf)
 
 
-def _own_radius(reading: Reading, eps: Float[Tensor, "b 1 1 1"]) -> Float[Tensor, "b h n n"]:
+def _own_radius(reading: ScoresAt, eps: Float[Tensor, "b 1 1 1"]) -> Float[Tensor, "b h n n"]:
     r"""$\rho_{iji} = \rho_{iij}$: the radius of the gap between the score of j and that of the
     token itself; zero for j = i.
     """
@@ -71,28 +71,30 @@ def _own_radius(reading: Reading, eps: Float[Tensor, "b 1 1 1"]) -> Float[Tensor
         + reading.kappa.square()
         + TINY
     ).sqrt()
-    bend = (reading.layer.a_norm * (1 + math.sqrt(2)) / 2 + reading.layer.m_norm / 2)[:, None, None]
+    bend = (reading.matrices.a_norm * (1 + math.sqrt(2)) / 2 + reading.matrices.m_norm / 2)[
+        :, None, None
+    ]
     return (eps * linear + bend * eps**2) * ~torch.eye(
         reading.n, dtype=torch.bool, device=eps.device
     )
 
 
 def _between_three(
-    reading: Reading,
+    reading: ScoresAt,
     eps: Float[Tensor, "b 1 1 1"],
     heavy: Float[Tensor, "b h n n"],
     p: Float[Tensor, "b h n n"],
 ) -> tuple[Float[Tensor, "b h n n"], Float[Tensor, "b h n n"]]:
     r"""$\sum_{k \ne i}P_{ik}e^{\pm\rho_{ijk}}$ for $i \ne j$, a few groups of rows at a time."""
-    layer, n = reading.layer, reading.n
-    kappa, together = reading.kappa.square(), max(1, n // GROUPS) if layer.m is None else 1
+    matrices, n = reading.matrices, reading.n
+    kappa, together = reading.kappa.square(), max(1, n // GROUPS) if matrices.m is None else 1
     order = kappa.amax(-1).argsort(-1, descending=True)
     back = order.argsort(-1).flatten(0, 1)[..., None].expand(-1, -1, n)
     filled = order[
         ..., torch.arange(-(-n // together) * together, device=order.device).clamp(max=n - 1)
     ].flatten(0, 1)
     gap = distances(reading.query, reading.query).square()
-    bend = eps**2 * (layer.a_norm / math.sqrt(2) + layer.m_norm / 2)[:, None, None]
+    bend = eps**2 * (matrices.a_norm / math.sqrt(2) + matrices.m_norm / 2)[:, None, None]
     gap, bend, radius = (part.flatten(0, 1) for part in (gap, bend, eps.expand_as(bend)))
     sorted_rows = (
         _rows_at(part.flatten(0, 1), filled).unflatten(1, (-1, together))

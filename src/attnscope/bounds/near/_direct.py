@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.bounds._covariance import covariance_norm
-from attnscope.bounds._reading import Reading
+from attnscope.bounds.near._covariance import covariance_norm
+from attnscope.bounds.near._scores import ScoresAt
 from attnscope.norms import SLACK, TINY, positive_norm, spectral
 
 SMALL = 512
@@ -89,14 +89,14 @@ def dense_direct(
 
 
 def jacobian_norm(
-    reading: Reading, residual: float, xi: Float[Tensor, " b"]
+    reading: ScoresAt, residual: float, xi: Float[Tensor, " b"]
 ) -> Float[Tensor, " b"]:
     r"""At least $\|DF(X)\|$: exact when small, else $\xi + \|N\|$ or $\||r|I + \sum_h\|C_h\|P_h +
     N\|$,
 
     $N = \sum_h[Pb|\kappa|]_{ij} + \mathrm{diag}_i\sum_j[Pby]_{ij}$.
     """
-    layer, p = reading.layer, reading.p
+    matrices, p = reading.matrices, reading.p
     if is_small(reading.x):
         parts = (reading.p, reading.value, reading.query, reading.key, reading.x)
         flat = [part.reshape(-1, *part.shape[len(p.shape) - 3 :]) for part in parts[:4]] + [
@@ -106,7 +106,7 @@ def jacobian_norm(
         return torch.stack(found).reshape(p.shape[:-3])
     bent = (p * reading.b * reading.y).sum(-1)
     moved = (p * reading.b * reading.kappa + torch.diag_embed(bent)).sum(-3)
-    budget = direct_blocks(p, layer.c, residual)
+    budget = direct_blocks(p, matrices.c, residual)
     added = torch.minimum(
         positive_norm(moved), covariance_norm(reading, p, reading.kappa, torch.zeros_like(xi))
     )
@@ -114,7 +114,7 @@ def jacobian_norm(
 
 
 def _jacobian(
-    reading: Reading,
+    reading: ScoresAt,
     residual: float,
     p: Tensor,
     value: Tensor,
@@ -125,8 +125,8 @@ def _jacobian(
     deviation = p[..., None] * (value[:, None] - (p @ value)[:, :, None])  # (h, i, j, d)
     kappa = (
         key[:, :, None]
-        if reading.layer.m is None
-        else key[:, :, None] - (x @ reading.layer.m)[:, None]
+        if reading.matrices.m is None
+        else key[:, :, None] - (x @ reading.matrices.m)[:, None]
     )
     blocks = torch.einsum("hija,hijb->iajb", deviation, kappa.expand_as(deviation))
     own = torch.einsum("hija,hjb->iab", deviation, query)
@@ -134,4 +134,4 @@ def _jacobian(
     blocks = blocks + torch.einsum(
         "iab,ij->iajb", own, torch.eye(n, dtype=p.dtype, device=p.device)
     )
-    return blocks.reshape(n * d, n * d) + dense_direct(p, reading.layer.c, residual)
+    return blocks.reshape(n * d, n * d) + dense_direct(p, reading.matrices.c, residual)

@@ -12,14 +12,14 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.bounds._reading import Reading
+from attnscope.bounds.near._scores import ScoresAt
 from attnscope.norms import TINY
 
 ROUNDING = 1e-12
 
 
 def covariance_norm(
-    reading: Reading,
+    reading: ScoresAt,
     high: Float[Tensor, "b h n n"],
     kappa: Float[Tensor, "b h n m"],
     eps: Float[Tensor, " b"],
@@ -29,10 +29,10 @@ def covariance_norm(
 
     $\sum_h(\max_j\sum_i\|S'_i\|u_{ij}\kappa_{ij}^2)^{1/2} + \max_i\sum_h(\|S'_i\|\|T'_i\|)^{1/2}$.
     """
-    layer = reading.layer
+    matrices = reading.matrices
     moved = high.amax(-1).sqrt() * eps[:, None, None]
-    written = _spread(reading.p, reading.value, high) + moved * layer.c_norm[:, None]
-    read = _spread(reading.p, reading.query, high) + moved * layer.a_norm[:, None]
+    written = _spread(reading.p, reading.value, high) + moved * matrices.c_norm[:, None]
+    read = _spread(reading.p, reading.query, high) + moved * matrices.a_norm[:, None]
     columns = (written.square()[..., None] * high * kappa.square()).sum(-2).amax(-1)
     return (columns + TINY).sqrt().sum(-1) + (written * read).sum(-2).amax(-1)
 

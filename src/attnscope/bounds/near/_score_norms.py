@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.bounds._direct import SMALL
-from attnscope.bounds._reading import Reading
+from attnscope.bounds.near._direct import SMALL
+from attnscope.bounds.near._scores import ScoresAt
 from attnscope.norms import TINY, spectral
 
 
@@ -26,19 +26,19 @@ class ScoreNorms:
     $\varepsilon^2$ bounds what is of second order.
     """
 
-    reading: Reading
+    reading: ScoresAt
     query: Float[Tensor, "b h"]
     value: Float[Tensor, "b h"]
     bend: Float[Tensor, " h"]
 
     @classmethod
-    def of(cls, reading: Reading) -> ScoreNorms:
-        layer = reading.layer
+    def of(cls, reading: ScoresAt) -> ScoreNorms:
+        matrices = reading.matrices
         return cls(
             reading,
             spectral(reading.query),
             spectral(reading.value),
-            layer.a_norm + math.sqrt(reading.n) * layer.m_norm / 2,
+            matrices.a_norm + math.sqrt(reading.n) * matrices.m_norm / 2,
         )
 
     @cached_property
@@ -53,7 +53,7 @@ class ScoreNorms:
         wT^TwKY^T$.
         """
         reading, top = self.reading, weight.amax(-1)
-        if reading.layer.m is not None:
+        if reading.matrices.m is not None:
             return top * (self.query + self._pair_keys())
         if reading.n * min(reading.x.shape[-2:]) <= SMALL:
             parts = (part.flatten(0, 1) for part in (weight, reading.query, reading.key))
@@ -66,10 +66,10 @@ class ScoreNorms:
 
     def nearby(self, eps: Float[Tensor, " b"]) -> Float[Tensor, "b h"]:
         """The same norm, weights one, at every input of the ball."""
-        layer = self.reading.layer
+        matrices = self.reading.matrices
         return (
             self.linear
-            + (2 * layer.a_norm + math.sqrt(self.reading.n) * layer.m_norm) * eps[..., None]
+            + (2 * matrices.a_norm + math.sqrt(self.reading.n) * matrices.m_norm) * eps[..., None]
         )
 
     def rows(self) -> Float[Tensor, "b h n"]:
@@ -90,10 +90,10 @@ class ScoreNorms:
         a - Mx_j|^2)^{1/2}|d_j|$.
         """
         reading = self.reading
-        assert reading.layer.m is not None
+        assert reading.matrices.m is not None
         mean = reading.key.mean(-2, keepdim=True)
         common = torch.linalg.vector_norm(
-            mean - reading.x[..., None, :, :] @ reading.layer.m, dim=-1
+            mean - reading.x[..., None, :, :] @ reading.matrices.m, dim=-1
         ).amax(-1)
         return (spectral(reading.key - mean).square() + reading.n * common.square() + TINY).sqrt()
 

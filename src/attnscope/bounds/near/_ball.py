@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.bounds._box import LEAST, box
-from attnscope.bounds._reading import Reading, distances
-from attnscope.bounds._sums import falling, fullest, others
+from attnscope.bounds.near._box import LEAST, box
+from attnscope.bounds.near._scores import ScoresAt, distances
+from attnscope.bounds.near._sums import falling, fullest, others
 from attnscope.norms import TINY
 
 ROUNDING = 1e-12
@@ -32,7 +32,7 @@ class Ball:
     $\|\mathrm{diag}P'_i - P'_iP_i'^T\|$.
     """
 
-    reading: Reading
+    reading: ScoresAt
     eps: Float[Tensor, " b"]
     low: Float[Tensor, "b h n n"]
     high: Float[Tensor, "b h n n"]
@@ -48,10 +48,10 @@ class Ball:
     spread: Float[Tensor, "b h n"]
 
     @classmethod
-    def of(cls, reading: Reading, eps: Float[Tensor, " b"]) -> Ball:
+    def of(cls, reading: ScoresAt, eps: Float[Tensor, " b"]) -> Ball:
         radius = eps[..., None, None, None]
         low, high, rise, fall = probabilities(reading, radius)
-        layer, slope = reading.layer, torch.maximum(rise, fall)
+        matrices, slope = reading.matrices, torch.maximum(rise, fall)
         reach = (1 + torch.minimum(high.amax(-1), high.square().sum(-1))).sqrt()
         written, read = (
             fullest(reading.b, reading.b_order, low, high),
@@ -59,11 +59,11 @@ class Ball:
         )
         shift_b = (
             torch.minimum((slope * reading.b).sum(-1), written)
-            + reach * layer.c_norm[:, None] * radius[..., 0]
+            + reach * matrices.c_norm[:, None] * radius[..., 0]
         )
         shift_y = (
             torch.minimum((slope * reading.y).sum(-1), read)
-            + reach * layer.a_norm[:, None] * radius[..., 0]
+            + reach * matrices.a_norm[:, None] * radius[..., 0]
         )
         b, y = reading.b + shift_b[..., None], reading.y + shift_y[..., None]
         return cls(
@@ -100,14 +100,14 @@ class Ball:
         and lengths $v$, $(\sum_jp_j\kappa_{ij}^2v_j^2\,\sum_jp_jv_j^2)^{1/2} \le
         \sum_jp_j\,$balance$_{ij}v_j^2$.
         """
-        if self.reading.layer.m is None:
+        if self.reading.matrices.m is None:
             return self.kappa
         top = self.kappa.amax(-1, keepdim=True)
         return (self.kappa * (self.kappa / (top + TINY)) + top) / 2
 
 
 def probabilities(
-    reading: Reading, radius: Float[Tensor, "b 1 1 1"]
+    reading: ScoresAt, radius: Float[Tensor, "b 1 1 1"]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     r"""Interval of $P'_{ij}$ and the most that it can gain and lose: the box, and Jensen's $P'_{ij}
     \le P_{ij}e^{\rho_{ij}}$.
@@ -127,9 +127,9 @@ def probabilities(
     return low, high, rise + ROUNDING * p, fall + ROUNDING * p
 
 
-def _jensen(reading: Reading, radius: Float[Tensor, "b 1 1 1"]) -> Float[Tensor, "b h n n"]:
+def _jensen(reading: ScoresAt, radius: Float[Tensor, "b 1 1 1"]) -> Float[Tensor, "b h n n"]:
     r"""At least $t_{ij} - \sum_kP_{ik}t_{ik}$, $t$ the change of the scores."""
-    p, layer = reading.p, reading.layer
+    p, matrices = reading.p, reading.matrices
     eye = torch.eye(reading.n, dtype=torch.bool, device=p.device)
     rest = others(p)
     own_p, own_rest = (part.diagonal(dim1=-2, dim2=-1)[..., None] for part in (p, rest))
@@ -142,15 +142,15 @@ def _jensen(reading: Reading, radius: Float[Tensor, "b 1 1 1"]) -> Float[Tensor,
     )
     linear = (torch.where(eye, on, off).square() + keys + TINY).sqrt()
     turn = torch.where(eye, own_rest, own_p) + (rest.square() + others(p.square()) + TINY).sqrt()
-    bend = layer.a_norm[:, None, None] * turn + layer.m_norm[:, None, None] * p.amax(
+    bend = matrices.a_norm[:, None, None] * turn + matrices.m_norm[:, None, None] * p.amax(
         -1, keepdim=True
     )
     return radius * linear + radius**2 * bend / 2
 
 
-def _kappa(reading: Reading, radius: Float[Tensor, "b 1 1 1"]) -> Float[Tensor, "b h n m"]:
-    other, same = (norm[:, None, None] for norm in reading.layer.key_norms)
-    if reading.layer.m is None:
+def _kappa(reading: ScoresAt, radius: Float[Tensor, "b 1 1 1"]) -> Float[Tensor, "b h n m"]:
+    other, same = (norm[:, None, None] for norm in reading.matrices.key_norms)
+    if reading.matrices.m is None:
         return reading.kappa + radius * other
     eye = torch.eye(reading.n, dtype=torch.bool, device=radius.device)
     return reading.kappa + radius * torch.where(eye, same, other)

@@ -12,15 +12,15 @@ from sensitivity_cases import Case, Layer, climb, random_case
 from torch import Tensor
 
 from attnscope import L2, Particles, Softmax
-from attnscope.bounds._ball import Ball, spread
-from attnscope.bounds._box import box
-from attnscope.bounds._covariance import covariance_norm
-from attnscope.bounds._direct import direct_norm
-from attnscope.bounds._reading import Reading
-from attnscope.bounds._score_norms import ScoreNorms
-from attnscope.bounds._softmax_bounds import _capped, _token_local
-from attnscope.bounds._sums import falling, fullest, others
-from attnscope.bounds._taylor import hessian_norm
+from attnscope.bounds.near import softmax
+from attnscope.bounds.near._ball import Ball, spread
+from attnscope.bounds.near._box import box
+from attnscope.bounds.near._covariance import covariance_norm
+from attnscope.bounds.near._direct import direct_norm
+from attnscope.bounds.near._scores import ScoresAt
+from attnscope.bounds.near._sums import falling, fullest, others
+from attnscope.bounds.near._taylor import hessian_norm
+from attnscope.bounds.near.place import Near
 from attnscope.norms import largest_root, positive_norm
 
 logits = st.lists(st.floats(-30, 30), min_size=2, max_size=7).map(
@@ -121,13 +121,12 @@ def test_the_direct_part_without_a_large_matrix(
     torch.testing.assert_close(
         exact, torch.stack([torch.linalg.matrix_norm(one, 2) for one in dense]), rtol=1e-8, atol=0
     )
-    monkeypatch.setattr("attnscope.bounds._direct.SMALL", 0)
+    monkeypatch.setattr("attnscope.bounds.near._direct.SMALL", 0)
     assert (direct_norm(p, c, residual) >= exact * (1 - 1e-9)).all()
 
 
-def at(case: Case, x: Tensor) -> Reading:
-    assert isinstance(case.attention, Softmax | L2)
-    return Reading.of(case.attention, x)
+def at(case: Case, x: Tensor) -> ScoresAt:
+    return softmax.reading(Near(case.attention, x, case.eps))
 
 
 def points(case: Case) -> list[Tensor]:
@@ -189,11 +188,10 @@ def test_constants_bound_the_jacobian_and_the_second_derivative_over_the_ball(
 ) -> None:
     for seed in range(7):
         case = random_case(seed, variant, stack=2)
-        clean = at(case, case.x)
-        ball, scores = Ball.of(clean, case.eps), ScoreNorms.of(clean)
-        xi = direct_norm(clean.p, clean.layer.c, case.residual)
-        constants = torch.minimum(xi + _capped(ball, scores), xi + _token_local(ball))
-        moved = (positive_norm(ball.slope) * clean.layer.c_norm).sum(-1)
+        near = Near(case.attention, case.x, case.eps, case.residual)
+        clean, ball, xi = softmax.reading(near), softmax.ball(near), softmax.direct(near)
+        constants = torch.minimum(softmax.capped(near), softmax.l3(case.attention, near) / case.eps)
+        moved = (positive_norm(ball.slope) * clean.matrices.c_norm).sum(-1)
         constants = torch.minimum(
             constants, xi + moved + covariance_norm(clean, ball.high, ball.kappa, case.eps)
         )

@@ -16,16 +16,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnscope.attention import Heads
-from attnscope.attention._normalised import Normalised
-from attnscope.attention.l2 import L2
-from attnscope.bounds._sums import falling
-from attnscope.measures import Particles
+from attnscope.bounds.near._sums import falling
 from attnscope.norms import spectral
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Layer:
+class HeadMatrices:
     r"""The matrices of every head and their norms. `c` is $C_h = W_hV_h$; `m` is None for dot
     products.
     """
@@ -39,9 +36,8 @@ class Layer:
     m_norm: Float[Tensor, " h"]
 
     @classmethod
-    def of(cls, attention: Normalised) -> Layer:
-        heads = attention.heads
-        distance = isinstance(attention, L2)
+    def of(cls, heads: Heads, distance: bool) -> HeadMatrices:
+        """`distance` says whether scores are minus squared distances, or else dot products."""
         factor = 2 if distance else 1
         a, c = factor * heads.a, heads.values
         m = 2 * heads.scale * heads.key.mT @ heads.key if distance else None
@@ -76,7 +72,7 @@ def _shift(heads: Heads, distance: bool) -> Float[Tensor, "h d"]:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Reading:
+class ScoresAt:
     r"""Coupling and distances at the input. Vectors of token j are centred where only differences
     of tokens matter.
 
@@ -84,7 +80,7 @@ class Reading:
     $\kappa_{ii}$, `value` the rows $C(x_j - \bar x)$.
     """
 
-    layer: Layer
+    matrices: HeadMatrices
     x: Float[Tensor, "b n d"]
     log_p: Float[Tensor, "b h n n"]
     p: Float[Tensor, "b h n n"]
@@ -103,27 +99,46 @@ class Reading:
     b_order: Int[Tensor, "b h n n"]
 
     @classmethod
-    def of(cls, attention: Normalised, x: Float[Tensor, "b n d"]) -> Reading:
-        layer, n = Layer.of(attention), x.shape[-2]
+    def of(
+        cls,
+        matrices: HeadMatrices,
+        scores: Float[Tensor, "b h n n"],
+        x: Float[Tensor, "b n d"],
+        causal: bool,
+    ) -> ScoresAt:
+        n = x.shape[-2]
         allowed = torch.ones(n, n, dtype=torch.bool, device=x.device)
-        allowed = allowed.tril() if attention.causal else allowed
-        scores = _scores(attention, x).masked_fill(~allowed, float("-inf"))
+        allowed = allowed.tril() if causal else allowed
+        scores = scores.masked_fill(~allowed, float("-inf"))
         log_p = torch.log_softmax(scores, dim=-1)
         p = log_p.exp()
         tokens = x[..., None, :, :]
         centred = tokens - tokens.mean(-2, keepdim=True)
         query, key, value = (
-            centred @ layer.a,
-            tokens @ layer.a.mT + layer.shift[:, None],
-            centred @ layer.c.mT,
+            centred @ matrices.a,
+            tokens @ matrices.a.mT + matrices.shift[:, None],
+            centred @ matrices.c.mT,
         )
         own, kappa = key, torch.linalg.vector_norm(key, dim=-1, keepdim=True)
-        if layer.m is not None:
-            turned = tokens @ layer.m
+        if matrices.m is not None:
+            turned = tokens @ matrices.m
             own, kappa = key - turned, distances(key, turned)
         y, b = distances(p @ query, query), distances(p @ value, value)
         return cls(
-            layer, x, log_p, p, allowed, query, key, own, value, kappa, y, b, falling(y), falling(b)
+            matrices,
+            x,
+            log_p,
+            p,
+            allowed,
+            query,
+            key,
+            own,
+            value,
+            kappa,
+            y,
+            b,
+            falling(y),
+            falling(b),
         )
 
     @property
@@ -134,11 +149,3 @@ class Reading:
 def distances(x: Float[Tensor, "b h m d"], y: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h m n"]:
     """|x_i - y_j| by differences: no digits are lost to large norms."""
     return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
-
-
-def _scores(attention: Normalised, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b h n n"]:
-    mu = Particles(x)
-    q, k, bias, scale = attention.kernel(x, mu)
-    scores = scale * q @ k.mT + bias[..., None, :]
-    position_bias = attention.position_bias(*attention.token_numbers(x, mu, None))
-    return scores if position_bias is None else scores + position_bias

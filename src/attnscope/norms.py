@@ -6,8 +6,6 @@ a wide margin.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -18,11 +16,10 @@ SLACK = 1e-10
 LARGE = 64
 """Size above which eigenvalues of a Gram matrix are much cheaper than singular values."""
 
-PERRON_STEPS = 60
-"""Power steps towards the Perron vector; any number gives a bound, more give a better one."""
-
 POWER_STEPS = 8
-"""Power steps towards the Perron vector; any number gives a bound, more give a better one."""
+"""Power steps towards a Perron vector; any number gives a bound, more give a better one."""
+PERRON_STEPS = 60
+"""The same where one matrix is all there is."""
 TINY = 1e-200
 """Added under a root so that its gradient at zero is finite."""
 
@@ -66,27 +63,6 @@ def schatten16(matrix: Float[Tensor, "*stack p q"]) -> Float[Tensor, "*stack"]:
     return size * torch.linalg.matrix_norm(power) ** 0.125 * (1 + SLACK)
 
 
-def perron_vector(matrix: Float[Tensor, "n n"]) -> Float[Tensor, " n"]:
-    r"""A positive vector near the top right singular vector of a non-negative matrix."""
-    x = torch.ones_like(matrix[0])
-    for _ in range(PERRON_STEPS):
-        x = matrix.mT @ (matrix @ x)
-        x = x / x.max() + 1e-9
-    return x
-
-
-def perron(matrix: Float[Tensor, "n n"]) -> float:
-    r"""An upper bound on the spectral norm of a non-negative matrix $N$: $\max_j (N^TNx)_j/x_j$ for
-    a positive $x$ (Collatz-Wielandt).
-    """
-    top = float(matrix.max())
-    if top == 0 or not math.isfinite(top):
-        return top
-    scaled = matrix / top
-    x = perron_vector(scaled)
-    return top * math.sqrt(float(((scaled.mT @ (scaled @ x)) / x).max())) * (1 + SLACK)
-
-
 def largest_root(matrix: Float[Tensor, "*stack n n"]) -> Float[Tensor, "*stack"]:
     r"""At least $\lambda_{max}$ of a symmetric non-negative matrix: $\max_i (Mx)_i/x_i$ for a
     positive $x$ (Collatz-Wielandt).
@@ -98,20 +74,35 @@ def largest_root(matrix: Float[Tensor, "*stack n n"]) -> Float[Tensor, "*stack"]
     return (_product(matrix, x) / x).amax(-1) * (1 + SLACK)
 
 
-def positive_norm(matrix: Float[Tensor, "*stack m n"]) -> Float[Tensor, "*stack"]:
-    r"""At least the spectral norm of a non-negative matrix $N$, from $\max_j (N^TNx)_j/x_j$."""
+def positive_norm(
+    matrix: Float[Tensor, "*stack m n"], steps: int = POWER_STEPS
+) -> Float[Tensor, "*stack"]:
+    r"""At least the spectral norm of a non-negative matrix $N$: $(\max_j (N^TNx)_j/x_j)^{1/2}$ for
+    a positive $x$ (Collatz-Wielandt); infinite where an entry is.
+    """
+    top = matrix.detach().amax((-2, -1))
+    scaled = matrix / (top + TINY)[..., None, None]
+    x = perron_vector(scaled, steps)
+    square = (_product(scaled.mT, _product(scaled, x)) / x).amax(-1)
+    return torch.where(top.isfinite(), top * (square + TINY).sqrt() * (1 + SLACK), top)
+
+
+def perron_vector(
+    matrix: Float[Tensor, "*stack m n"], steps: int = POWER_STEPS
+) -> Float[Tensor, "*stack n"]:
+    """A positive vector near the top right singular vector of a non-negative matrix."""
     fixed = matrix.detach()
     x = torch.ones_like(fixed[..., 0, :])
-    for _ in range(POWER_STEPS):
+    for _ in range(steps):
         x = _positive(_product(fixed.mT, _product(fixed, x)))
-    return ((_product(matrix.mT, _product(matrix, x)) / x).amax(-1) + TINY).sqrt() * (1 + SLACK)
+    return x
 
 
 def _product(
     matrix: Float[Tensor, "*stack m n"], x: Float[Tensor, "*stack n"]
 ) -> Float[Tensor, "*stack m"]:
-    """Much faster than `matmul` for many small matrices."""
-    return (matrix * x[..., None, :]).sum(-1)
+    """For many small matrices much faster than `matmul`."""
+    return matrix @ x if matrix.ndim == 2 else (matrix * x[..., None, :]).sum(-1)
 
 
 def _positive(x: Float[Tensor, "*stack n"]) -> Float[Tensor, "*stack n"]:

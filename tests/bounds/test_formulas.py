@@ -52,7 +52,7 @@ def test_softmax_with_biases(randn) -> None:
             v * math.sqrt(3 * (n + 4 * n * t**2 + y**2))
         )
         assert bounds.named("U1'").value == pytest.approx(v * (math.sqrt(n) * (1 + t) + y))
-    assert found.named("M1").value == pytest.approx(v * (1 + 2 * t + y) * math.exp(2 * t))
+    assert found.named("M1").value == pytest.approx(v * ((1 + 2 * t) * math.exp(2 * t) + y))
     assert found.named("M1'").value == pytest.approx(v * ((1 + t) * math.exp(t) + y))
     assert masked.named("K3").value == pytest.approx(v * (2 * (1 + 2 * t) * math.exp(2 * t) + y))
 

@@ -11,9 +11,9 @@ from bound_cases import jacobian, local_constant
 
 from attnscope import Heads, Particles, Softmax
 from attnscope.bounds import BlockNorms, smoothness
-from attnscope.bounds._point import Reading
-from attnscope.bounds._query_path import QueryPath
-from attnscope.bounds.blocks import outputs, values
+from attnscope.bounds.at import At
+from attnscope.bounds.smooth._query_path import QueryPath
+from attnscope.bounds.smooth.blocks import outputs, values
 from attnscope.norms import LARGE, spectral
 
 
@@ -29,28 +29,24 @@ def test_no_norm_is_too_small_where_almost_everything_cancels(width: float, rand
     for _ in range(6):
         attention = Softmax(Heads(sharp, sharp, randn(2, 2, 3), randn(2, 3, 2), scale=1.0))
         mu = Particles(centres[[0, 0, 1, 1, 2, 2, 2]] + width * randn(7, 3))
-        reading = Reading.of(attention, mu)
-        deviation = mu.x - (reading.coupling @ mu.x)[:, :, None]
+        at = At.of(attention, mu)
+        deviation = mu.x - (at.coupling @ mu.x)[:, :, None]
         exact = torch.linalg.matrix_norm(
-            torch.einsum("hij,hijd,hije->hide", reading.coupling, deviation, deviation), 2
+            torch.einsum("hij,hijd,hije->hide", at.coupling, deviation, deviation), 2
         )
-        assert (reading.covariance_norms(torch.ones(2, 7, dtype=torch.float64)) >= exact).all()
+        assert (at.covariances >= exact).all()
         truth = torch.linalg.matrix_norm(jacobian(attention, mu), 2)
         for examples in ([], [mu]):
-            assert (BlockNorms(attention, examples).blocks(reading) >= truth).all()
+            assert (BlockNorms(attention, examples).blocks(at) >= truth).all()
         assert all(
             bound.value >= float(local_constant(attention, mu))
             for bound in smoothness(attention, mu)
         )
-        centred = reading.k[:, None] - (reading.coupling @ reading.k)[:, :, None]
-        moved = torch.einsum("hij,hijd,hijk->hidk", reading.coupling, deviation, centred)
-        query = (
-            (outputs(reading.heads) @ reading.heads.value)[:, None]
-            @ moved
-            @ reading.heads.query[:, None]
-        )
-        found = QueryPath(reading.heads, outputs(reading.heads)).norms(
-            reading, values(reading), torch.ones(7, dtype=torch.float64)
+        centred = at.k[:, None] - (at.coupling @ at.k)[:, :, None]
+        moved = torch.einsum("hij,hijd,hijk->hidk", at.coupling, deviation, centred)
+        query = (outputs(at.heads) @ at.heads.value)[:, None] @ moved @ at.heads.query[:, None]
+        found = QueryPath(at.heads, outputs(at.heads)).norms(
+            at, values(at), torch.ones(7, dtype=torch.float64)
         )
         assert (found >= torch.linalg.matrix_norm(query.sum(0), 2)).all()
 
@@ -65,10 +61,10 @@ def test_no_norm_is_too_small_where_heads_cancel(excess: float, randn) -> None:
             torch.cat([output, -(1 + excess) * output]),
         )
         attention, mu = Softmax(heads), Particles(randn(5, 3))
-        reading = Reading.of(attention, mu)
+        at = At.of(attention, mu)
         truth = torch.linalg.matrix_norm(jacobian(attention, mu), 2)
         for examples in ([], [mu]):
-            assert (BlockNorms(attention, examples).blocks(reading) >= truth).all()
+            assert (BlockNorms(attention, examples).blocks(at) >= truth).all()
 
 
 @pytest.mark.parametrize("angle", [1e-3, 1e-5, 1e-7, 1e-9])
@@ -80,14 +76,14 @@ def test_no_norm_is_too_small_where_queries_hardly_meet_keys(angle: float, randn
         plane = torch.linalg.qr(randn(2, 2)).Q
         query, key = (plane[:, [side]] @ randn(1, 3) for side in (0, 1))
         turn = torch.tensor([angle], dtype=torch.float64)
-        reading = Reading.of(
+        at = At.of(
             Softmax(Heads(query[None], key[None], randn(1, 3, 3), rotary=turn)),
             Particles(randn(6, 3)),
         )
-        deviation = reading.x - (reading.coupling @ reading.x)[0][:, None]
-        for row, found in enumerate(reading.query_norms()[0]):
-            meet = reading.k[0] @ reading.query_turned(row)[0]
-            own = torch.einsum("j,jd,je->de", reading.coupling[0, row], deviation[row], meet)
+        deviation = at.x - (at.coupling @ at.x)[0][:, None]
+        for row, found in enumerate(at.query_paths[0]):
+            meet = at.k[0] @ at.query_turned(row)[0]
+            own = torch.einsum("j,jd,je->de", at.coupling[0, row], deviation[row], meet)
             assert found >= torch.linalg.matrix_norm(own, 2) * (1 - 1e-5)
 
 
@@ -111,12 +107,12 @@ def test_the_allowance_covers_the_rounding_of_large_scores(size: float) -> None:
     )
     tokens = x + torch.randn(6, 3, generator=generator, dtype=torch.float64) / size
     attention = Softmax(Heads.from_matrices(size * a, torch.eye(3, dtype=torch.float64)))
-    reading = Reading.of(attention, Particles(tokens))
+    at = At.of(attention, Particles(tokens))
     exact = tokens.numpy().astype(np.longdouble)
     scores = exact @ (size * a).numpy().astype(np.longdouble).T @ exact.T
     odds = np.exp(scores - scores.max(axis=1, keepdims=True))
     wrong = float(
-        np.abs(reading.coupling[0].numpy() / (odds / odds.sum(axis=1, keepdims=True)) - 1).max()
+        np.abs(at.coupling[0].numpy() / (odds / odds.sum(axis=1, keepdims=True)) - 1).max()
     )
-    assert wrong <= reading.allowance + 1e-14
-    assert reading.allowance <= 1e-10 or size > 1e3
+    assert wrong <= at.allowance + 1e-14
+    assert at.allowance <= 1e-10 or size > 1e3

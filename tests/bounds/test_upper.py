@@ -12,9 +12,9 @@ from torch import Tensor
 
 from attnscope import L2, Attention, Heads, Particles, Sigmoid, Softmax
 from attnscope.bounds import BlockNorms, on_ball, smoothness
-from attnscope.bounds._point import Reading
-from attnscope.bounds._query_path import QueryPath
-from attnscope.bounds.blocks import (
+from attnscope.bounds.at import At
+from attnscope.bounds.smooth._query_path import QueryPath
+from attnscope.bounds.smooth.blocks import (
     exact_blocks,
     outputs,
     query_block,
@@ -22,7 +22,13 @@ from attnscope.bounds.blocks import (
     values,
     weighted,
 )
-from attnscope.norms import largest_eigenvalue, perron, schatten16, spectral_of_product
+from attnscope.norms import (
+    PERRON_STEPS,
+    largest_eigenvalue,
+    positive_norm,
+    schatten16,
+    spectral_of_product,
+)
 
 
 def assert_holds(attention: Attention, mu: Particles) -> None:
@@ -188,14 +194,14 @@ def test_sharper_bounds_are_sharper(recipe: Recipe) -> None:
 @given(recipes(variants=(Softmax, L2)))
 def test_block_bounds_hold_block_by_block(recipe: Recipe) -> None:
     case = recipe.build()
-    reading = Reading.of(case.attention, case.mu)
+    at = At.of(case.attention, case.mu)
     truth = torch.linalg.matrix_norm(jacobian(case.attention, case.mu), 2)
-    assert torch.allclose(exact_blocks(reading), truth, rtol=1e-8, atol=1e-9)
-    assert (triangle_blocks(reading) >= truth - 1e-12).all()
+    assert torch.allclose(exact_blocks(at), truth, rtol=1e-8, atol=1e-9)
+    assert (triangle_blocks(at) >= truth - 1e-12).all()
     if isinstance(case.attention, Softmax) and case.attention.heads.rotary is None:
         for examples in ([], [case.mu]):
             layer = BlockNorms(case.attention, examples)
-            assert (weighted(reading, layer.blocks(reading)) >= truth - 1e-12).all()
+            assert (weighted(at, layer.blocks(at)) >= truth - 1e-12).all()
             assert layer(case.mu).value >= float(local_constant(case.attention, case.mu))
 
 
@@ -218,15 +224,12 @@ def test_the_query_path_is_proved_closely_and_never_below(output: bool, randn) -
         randn(3, 5 if output else 6, 6),
         randn(3, 6, 5) if output else None,
     )
-    reading = Reading.of(Softmax(heads), Particles(0.5 * randn(40, 6)))
-    value, written = values(reading), outputs(heads)
+    at = At.of(Softmax(heads), Particles(0.5 * randn(40, 6)))
+    value, written = values(at), outputs(heads)
     truth = torch.stack(
-        [
-            torch.linalg.matrix_norm(query_block(reading, value, written, row), 2)
-            for row in range(40)
-        ]
+        [torch.linalg.matrix_norm(query_block(at, value, written, row), 2) for row in range(40)]
     )
-    found = QueryPath(heads, written).norms(reading, value, torch.ones(40, dtype=torch.float64))
+    found = QueryPath(heads, written).norms(at, value, torch.ones(40, dtype=torch.float64))
     assert (found >= truth).all()
     assert (found <= 1.2 * truth).all()
 
@@ -293,7 +296,7 @@ def test_known_values() -> None:
     one = on_ball(single(torch.eye(2, dtype=torch.float64)), 4, 1.0)
     assert one.named("U1").value == pytest.approx(math.sqrt(3 * (4 * 4 + 1 + 4)))
     assert one.named("U1'").value == pytest.approx(2 * 2 + 1)
-    assert one.named("M1").value == pytest.approx(4 * math.exp(2))
+    assert one.named("M1").value == pytest.approx(3 * math.exp(2) + 1)
     assert one.named("M1'").value == pytest.approx(2 * math.e + 1)
     assert one.tightest.name == "U1'"
     assert on_ball(single(torch.eye(2, dtype=torch.float64), causal=True), 4, 1.0).named(
@@ -358,9 +361,11 @@ def test_norms_are_never_too_small(randn) -> None:
         randn(6, 6).abs().tril(),
         torch.zeros(3, 3, dtype=torch.float64),
     ):
-        assert perron(matrix) >= float(torch.linalg.matrix_norm(matrix, 2))
+        assert positive_norm(matrix, PERRON_STEPS) >= torch.linalg.matrix_norm(matrix, 2)
     positive = randn(6, 6).abs()
-    assert perron(positive) == pytest.approx(float(torch.linalg.matrix_norm(positive, 2)), rel=1e-6)
+    assert float(positive_norm(positive, PERRON_STEPS)) == pytest.approx(
+        float(torch.linalg.matrix_norm(positive, 2)), rel=1e-6
+    )
 
 
 def test_float32_input_is_bounded_in_float64(randn) -> None:

@@ -102,7 +102,9 @@ class Curves:
             linewidth=1.4,
             label="found (lower bound)",
         )
-        for number, name in enumerate(bound.name for bound in points[0].bounds):
+        names = [{bound.name for bound in point.bounds} for point in points]
+        shared = [bound.name for bound in points[0].bounds if all(bound.name in of for of in names)]
+        for number, name in enumerate(shared):
             panel.plot(
                 x,
                 [point.bounds.named(name).value for point in points],

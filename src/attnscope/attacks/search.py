@@ -18,8 +18,7 @@ from attnscope.attacks._gain import masses, top_pairs
 from attnscope.attacks._reduce import reduced
 from attnscope.attacks._starts import Start, constructed, drawn
 from attnscope.attention import Attention
-from attnscope.bounds import Bound, Bounds
-from attnscope.bounds.ball import ball_bounds, check_covered
+from attnscope.bounds import Bound, Bounds, covered, on_ball
 from attnscope.measures import Particles
 from attnscope.operators import jacobian, spectral_norm
 from attnscope.validation import brief, check_positive, described
@@ -30,9 +29,6 @@ once.
 """
 MOST_ENTRIES = 2**24
 """Entries of one coupling up to which its second derivatives fit in memory."""
-
-ANY_MASSES = ("M1", "M1'", "K3", "S1", "L2-M1")
-"""The bounds on a ball that hold for tokens of any weights."""
 
 Progress = Callable[[float, float], bool]
 """Told the fraction done and the best value so far; False stops the search, which keeps what it
@@ -241,15 +237,9 @@ def _upper(attention: Attention, n: int, radius: float, weighted: bool) -> Bound
     """The tightest proved bound that is finite; for free masses one that holds whatever they
     are.
     """
-    try:
-        check_covered(attention)
-    except ValueError:
+    if not covered(attention):
         return None
-    found = [
-        bound
-        for bound in ball_bounds(attention, n, float(n), radius)
-        if bound.name in ANY_MASSES or not weighted
-    ]
+    found = on_ball(attention, n, radius, weighted)
     finite = [bound for bound in found if math.isfinite(bound.value)]
     return Bounds(finite).tightest if finite else None
 

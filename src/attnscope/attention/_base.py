@@ -41,6 +41,8 @@ class Attention(ABC):
     normalised: ClassVar[bool]
     lipschitz: ClassVar[str]
     """Whether the map is globally Lipschitz, in a word or a condition."""
+    distance: ClassVar[bool] = False
+    """Whether scores are minus squared distances, -scale |q - k|^2, and not scale <q, k>."""
     reference: ClassVar[str]
     no_closed_form: ClassVar[str] = "its field is not affine on a Gaussian"
     bias_of: ClassVar[BiasOf] = "measure"

@@ -27,6 +27,7 @@ class L2(Normalised):
 
     name: ClassVar[str] = "l2"
     lipschitz: ClassVar[str] = "if tied (Q = K, V = UQ)"
+    distance: ClassVar[bool] = True
     reference: ClassVar[str] = "kim21"
     bias_of: ClassVar[BiasOf] = "key"
     interpolates: ClassVar[bool] = True

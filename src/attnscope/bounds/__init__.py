@@ -2,8 +2,9 @@
 
 from attnscope.bounds import constructions
 from attnscope.bounds._bound import Bound, Bounds
-from attnscope.bounds.ball import on_ball
-from attnscope.bounds.block_norms import BlockNorms
+from attnscope.bounds.asking import bound_of, lipschitz
+from attnscope.bounds.at import At, Blocks
+from attnscope.bounds.head_norms import LayerNorms, Parts, PerHead
 from attnscope.bounds.large_radius import Limit, large_radius_limit
 from attnscope.bounds.near._checks import NoBound
 from attnscope.bounds.near.queries import (
@@ -13,22 +14,46 @@ from attnscope.bounds.near.queries import (
     sensitivity,
     tokens_over_ball,
 )
-from attnscope.bounds.norm_layers import layer_norm_radius, rms_norm_radius
+from attnscope.bounds.norm_layers import (
+    layer_norm_radius,
+    norm_lipschitz,
+    rms_norm_radius,
+    through_norm,
+)
+from attnscope.bounds.places import Anywhere, Flow, Normed, OnBall, Reach, TwoFlows
+from attnscope.bounds.queries import check_covered, covered, on_ball, smoothness
 from attnscope.bounds.registry import Theorem, theorem, theorems
-from attnscope.bounds.smoothness import smoothness
+from attnscope.bounds.smooth.block_norms import BlockNorms
+from attnscope.bounds.smooth.tied import tied_reads
 
 __all__ = [
+    "Anywhere",
+    "At",
     "BlockNorms",
+    "Blocks",
     "Bound",
     "Bounds",
+    "Flow",
+    "LayerNorms",
     "Limit",
     "NoBound",
+    "Normed",
+    "OnBall",
+    "Parts",
+    "PerHead",
+    "Reach",
     "Sensitivity",
     "Theorem",
     "TokensOverBall",
+    "TwoFlows",
+    "bound_of",
+    "check_covered",
     "constructions",
+    "covered",
     "large_radius_limit",
     "layer_norm_radius",
+    "lipschitz",
+    "norm_lipschitz",
     "on_ball",
     "remainder",
     "rms_norm_radius",
@@ -36,5 +61,7 @@ __all__ = [
     "smoothness",
     "theorem",
     "theorems",
+    "through_norm",
+    "tied_reads",
     "tokens_over_ball",
 ]

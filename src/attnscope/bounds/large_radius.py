@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention
 from attnscope.attention.softmax import Softmax
-from attnscope.bounds.smoothness import check_measure
+from attnscope.bounds.queries import check_measure
 from attnscope.measures import Particles
 from attnscope.norms import spectral
 

@@ -17,6 +17,7 @@ it has.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from collections.abc import Callable
@@ -31,7 +32,7 @@ Variants = type[Attention] | tuple[type[Attention], ...]
 
 _PROVED: list[Theorem] = []
 ROOMS = ("smooth", "near")
-"""Folders of this one whose files state theorems; files beside them may state some too."""
+"""Folders of this one whose files state theorems."""
 
 
 @final
@@ -42,7 +43,9 @@ class Theorem:
     `variant` is the attention it speaks of, or several. `causal` is None when a mask is allowed but
     not needed; `positional` says whether rotary heads and position biases are allowed; `masses`
     whether tokens may have any weights; `p` is the Wasserstein exponent it holds for, None for
-    every p of at least 1. `when` is a further condition on the attention and the place.
+    every p of at least 1. `when` is a further condition on the attention and the place, `assumes`
+    words for it that may name fields of the place. `convex` promises a convex increasing function
+    of the radius, `differentiable` that autograd gives its gradient.
     """
 
     name: str
@@ -55,6 +58,9 @@ class Theorem:
     masses: Masses
     p: float | None
     when: Callable[..., bool] | None
+    assumes: str
+    convex: bool
+    differentiable: bool
 
     @property
     def statement(self) -> str:
@@ -68,18 +74,25 @@ class Theorem:
             return ()
         return self.variant if isinstance(self.variant, tuple) else (self.variant,)
 
-    def holds(self, attention: Attention, place: Any) -> bool:
+    def covers(self, attention: Attention | None) -> bool:
+        """Whether the statement speaks of this attention at some place."""
+        if self.variant is None:
+            return True
+        return (
+            isinstance(attention, self.variant)
+            and self.causal in (None, attention.causal)
+            and (self.positional or not attention.heads.positional)
+        )
+
+    def holds(self, attention: Attention | None, place: Any) -> bool:
         """Whether the statement speaks of this attention at this place."""
-        if type(place) is not self.where:
-            return False
-        if self.variant is not None:
-            if not isinstance(attention, self.variant):
-                return False
-            if self.causal is not None and attention.causal is not self.causal:
-                return False
-            if attention.heads.positional and not self.positional:
-                return False
-        return self.when is None or self.when(attention, place)
+        return (
+            type(place) is self.where
+            and self.covers(attention)
+            and self.p in (None, getattr(place, "p", 2))
+            and (self.masses == "any" or getattr(place, "equal_masses", True))
+            and (self.when is None or self.when(attention, place))
+        )
 
     def __call__(self, attention: Any, place: Any) -> Any:
         return self.formula(attention, place)
@@ -99,6 +112,9 @@ def theorem(
     masses: Masses = "any",
     p: float | None = 2,
     when: Callable[..., bool] | None = None,
+    assumes: str = "",
+    convex: bool = False,
+    differentiable: bool = True,
 ) -> Callable[[Formula], Formula]:
     """Register the decorated formula under this name, the heading of its proof."""
 
@@ -107,7 +123,21 @@ def theorem(
             raise ValueError(f"two theorems are named {name!r} at the same place.")
         if not formula.__doc__:
             raise ValueError(f"theorem {name!r} needs a docstring that states it.")
-        made = Theorem(name, formula, variant, where, source, causal, positional, masses, p, when)
+        made = Theorem(
+            name,
+            formula,
+            variant,
+            where,
+            source,
+            causal,
+            positional,
+            masses,
+            p,
+            when,
+            assumes,
+            convex,
+            differentiable,
+        )
         _PROVED.append(made)
         return formula
 
@@ -117,11 +147,25 @@ def theorem(
 def theorems(attention: Attention | None = None, place: Any = None) -> list[Theorem]:
     """Every theorem, in the order of files; with an attention and a place those that hold there."""
     _discover()
+    ordered = sorted(_PROVED, key=lambda proved: (proved.formula.__module__, _line(proved.formula)))
     if place is None:
-        return list(_PROVED)
-    return [proved for proved in _PROVED if proved.holds(attention, place)]  # type: ignore[arg-type]
+        return ordered
+    return [proved for proved in ordered if proved.holds(attention, place)]
 
 
+def stated(attention: Attention, *where: type) -> list[Theorem]:
+    """The theorems at places of these kinds that speak of this attention, whatever else they
+    ask for.
+    """
+    return [known for known in theorems() if known.where in where and known.covers(attention)]
+
+
+def _line(formula: Callable[..., Any]) -> int:
+    code = getattr(formula, "__code__", None)
+    return 0 if code is None else int(code.co_firstlineno)
+
+
+@functools.cache
 def _discover() -> None:
     """Import every file that states theorems: a new theorem is a new file and no edit."""
     package = importlib.import_module("attnscope.bounds")

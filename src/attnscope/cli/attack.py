@@ -21,7 +21,7 @@ from attnscope.attacks.search import check_call
 from attnscope.attacks.splitting import check_splittable
 from attnscope.attention import Attention
 from attnscope.attention.softmax import Softmax
-from attnscope.bounds.ball import check_covered
+from attnscope.bounds import check_covered
 from attnscope.cli._attack_results import Results
 from attnscope.cli._matrices import MATRICES, attention_of_matrices, load_array
 from attnscope.cli._watch import watched

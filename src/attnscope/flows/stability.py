@@ -1,32 +1,32 @@
 r"""How far flows can spread: the support's radius, and the distance between two flows, with the
 theorems that bound them [castin25].
 
-Proved on compact supports (proofs in docs): $R(t) \le R_0 e^{ct} + |b|(e^{ct} - 1)/c$ with $c =
+Proved on compact supports (docs/theorems.md): $R(t) \le R_0 e^{ct} + |b|(e^{ct} - 1)/c$ with $c =
 \sum_h |C_h|$, and $W_p(\mu_t, \nu_t) \le \exp(\int_0^t L(R(s))\,ds)\, W_p(\mu_0, \nu_0)$ with $L$
 the Lipschitz constant of the velocity, in space plus in measure.
 """
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from attnscope.attention import Attention
-from attnscope.attention.exponential import Exponential
-from attnscope.attention.l2 import L2
-from attnscope.attention.linear import Linear
-from attnscope.attention.sigmoid import Sigmoid
-from attnscope.attention.softmax import Softmax
-from attnscope.bounds import Bound
+from attnscope.bounds import (
+    Bound,
+    Flow,
+    LayerNorms,
+    OnBall,
+    Parts,
+    TwoFlows,
+    bound_of,
+    theorems,
+)
 from attnscope.flows.trajectory import Trajectory
 from attnscope.measures import Particles
 from attnscope.transport import conditional_wasserstein, wasserstein
-from attnscope.validation import check_positive
-
-PANELS = 200
+from attnscope.validation import check_positive, described
 
 
 class VelocityLipschitz(NamedTuple):
@@ -40,105 +40,52 @@ class VelocityLipschitz(NamedTuple):
 
 def radius_bound(attention: Attention, radius: float, time: float) -> Bound:
     """A proved upper bound on the support's radius after `time`, from a support in the ball of this
-    radius.
+    radius. Biases and masks are allowed.
     """
-    if isinstance(attention, Exponential | Linear) or (
-        isinstance(attention, Sigmoid) and attention.tokens is not None
-    ):
+    check_positive("radius", radius)
+    _check_time(time)
+    found = _smallest(attention, Flow(radius, time))
+    if found is None:
         raise ValueError(
             f"the support of a {attention.name} flow has no such bound: one token can blow up in"
             " finite time."
         )
-    check_positive("radius", radius)
-    heads = attention.heads
-    rate = float(torch.linalg.matrix_norm(heads.values.to(torch.float64), 2).sum())
-    push = (
-        0.0
-        if heads.output_bias is None
-        else float(torch.linalg.vector_norm(heads.output_bias.to(torch.float64)))
-    )
-    if heads.value_bias is not None:
-        written = (
-            heads.value_bias
-            if heads.output is None
-            else (heads.output @ heads.value_bias[..., None])[..., 0]
-        )
-        push += float(torch.linalg.vector_norm(written.to(torch.float64), dim=-1).sum())
-    value = radius * math.exp(rate * time) + (
-        push * time if rate == 0 else push * math.expm1(rate * time) / rate
-    )
-    return Bound(
-        value,
-        "upper",
-        "proved",
-        "flow radius",
-        "castin25",
-        f"support in the ball of radius {radius:.6g} at time 0",
-    )
+    return found
 
 
-def velocity_lipschitz(attention: Attention, radius: float) -> VelocityLipschitz:
-    """Lipschitz constants of the velocity on the ball of this radius: softmax, L2 and mean-form
-    sigmoid heads without biases.
+def velocity_lipschitz(attention: Attention, radius: float, p: float = 2) -> VelocityLipschitz:
+    """Lipschitz constants of the velocity on the ball of this radius, biases included, for the
+    distance of order p.
+
+    Under a mask the constant in the measure is that of the conditional distance.
     """
     check_positive("radius", radius)
-    heads = attention.heads
-    if (
-        any(bias is not None for bias in (heads.query_bias, heads.key_bias, heads.value_bias))
-        or heads.positional
-    ):
-        raise ValueError("these constants are proved for heads without biases and positions.")
-    v, a, q, k = (
-        torch.linalg.matrix_norm(m.to(torch.float64), 2).cpu().numpy()
-        for m in (heads.values, heads.a, heads.query, heads.key)
-    )
-    square = radius**2
-    with np.errstate(over="ignore"):
-        if isinstance(attention, Softmax):
-            space, measure = v * a * square, v * (1 + 2 * a * square) * np.exp(2 * a * square)
-        elif isinstance(attention, L2):
-            reach = heads.scale * (q + k) ** 2 * square
-            space, measure = (
-                2 * v * a * square,
-                v * np.exp(reach) * (1 + 4 * heads.scale * k * (q + k) * square),
-            )
-        elif isinstance(attention, Sigmoid) and attention.tokens is None:
-            space, measure = v * a * square / 4, v * (1 + a * square / 4)
-        else:
-            raise ValueError(
-                f"no Lipschitz constant of the velocity is proved for {attention.name} attention"
-                " here."
-            )
-    return VelocityLipschitz(float(space.sum()), float(measure.sum()))
+    attention = attention.to(torch.float64)
+    _check_order(attention, p)
+    norms, ball = LayerNorms.of(attention.heads), OnBall(None, radius, p=p)
+    with torch.no_grad():
+        found = [proved(attention, ball) for proved in theorems(attention, ball)]
+        parts = [[norms.combine(part) for part in one] for one in found if isinstance(one, Parts)]
+    if not parts:
+        raise ValueError(_unproved(attention))
+    space, measure = (min(float(one) for one in several) for several in zip(*parts, strict=True))
+    return VelocityLipschitz(space, measure)
 
 
 def stability_bound(attention: Attention, radius: float, time: float, p: float = 2) -> Bound:
     r"""A proved upper bound on $W_p(\mu_t, \nu_t) / W_p(\mu_0, \nu_0)$, both supports in the ball
     of this radius at time 0.
 
-    For causal attention it bounds the conditional distance, p > 1. The exponent is a convex
-    function of time, which the trapezoid rule integrates from above; it may be infinite.
+    For causal attention it bounds the conditional distance. The exponent is a convex function of
+    time, which the trapezoid rule integrates from above; it may be infinite.
     """
-    if attention.causal and p <= 1:
-        raise ValueError(f"the causal bound needs p > 1, got p = {p}.")
-    hidden = p / (p - 1) if attention.causal else 1.0
-    values = []
-    for t in np.linspace(0, time, PANELS + 1):
-        space, measure = velocity_lipschitz(
-            attention, radius_bound(attention, radius, float(t)).value
-        )
-        values.append(space + hidden * measure)
-    exponent = float(np.trapezoid(values, dx=time / PANELS))
-    distance = f"conditional distance of order {p:g}" if attention.causal else f"W_{p:g}"
-    assumes = f"both supports in the ball of radius {radius:.6g} at time 0; {distance}"
-    return Bound(
-        math.exp(exponent) if exponent < 700 else math.inf,
-        "upper",
-        "proved",
-        "flow stability",
-        "castin25",
-        assumes,
-    )
+    check_positive("radius", radius)
+    _check_time(time)
+    _check_order(attention, p)
+    found = _smallest(attention, TwoFlows(radius, time, p))
+    if found is None:
+        raise ValueError(_unproved(attention))
+    return found
 
 
 def distances(
@@ -154,3 +101,34 @@ def distances(
         )
     between = conditional_wasserstein if causal else wasserstein
     return [between(mu, nu, p) for mu, nu in zip(first.states, second.states, strict=True)]
+
+
+def _smallest(attention: Attention, place: Any) -> Bound | None:
+    """The smallest bound at a place of flows, None where no theorem holds."""
+    attention = attention.to(torch.float64)
+    with torch.no_grad():
+        found = [
+            bound_of(proved, attention, place, float(proved(attention, place)))
+            for proved in theorems(attention, place)
+        ]
+    return min(found, key=lambda bound: bound.value, default=None)
+
+
+def _check_time(time: float) -> None:
+    if isinstance(time, bool) or not isinstance(time, int | float) or not time >= 0:
+        raise ValueError(f"time must be a number of at least 0, got {described(time)}.")
+
+
+def _check_order(attention: Attention, p: float) -> None:
+    if isinstance(p, bool) or not isinstance(p, int | float) or not p >= 1:
+        raise ValueError(f"p must be a number of at least 1, got {described(p)}.")
+    if attention.causal and p <= 1:
+        raise ValueError(f"the causal bound needs p > 1, got p = {p}.")
+
+
+def _unproved(attention: Attention) -> str:
+    places = " with rotary heads or a position bias" if attention.heads.positional else ""
+    return (
+        "no Lipschitz constant of the velocity is proved here for"
+        f" {attention.name} attention{places}."
+    )

@@ -5,13 +5,12 @@ bounds beside it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from attnscope.bounds import Bounds, smoothness
+from attnscope.bounds import Bounds, smoothness, through_norm
 from attnscope.data.texts import windows
 from attnscope.measure.fit import Fit, growth
 from attnscope.measure.sweep import Plan, Row
@@ -85,35 +84,11 @@ def proved_bounds(plan: Plan) -> Iterator[tuple[int, Bounds]]:
         yield layer, found if plan.part == "attention" else _through_norm(plan, layer, x[0], found)
 
 
-def _through_norm(plan: Plan, layer: int, x: Tensor, bounds: Bounds) -> Bounds:
-    r"""Bounds on the attention turned into bounds on a part with residual and norm: $\|I + J_f
-    J_N\| \le 1 + \|J_f\|\,\|J_N\|$.
-    """
+def _through_norm(plan: Plan, layer: int, x: Tensor, found: Bounds) -> Bounds:
+    """Bounds on the attention turned into bounds on a part with residual and norm."""
     model, residual = plan.model, plan.part == "residual"
+    norm = model.norm(layer)
     if model.pre_norm:
-        gain = norm_constant(model.norm(layer), x)
-        values = [gain * bound.value + residual for bound in bounds]
-    else:
-        gain = (
-            1.0
-            if residual
-            else norm_constant(model.norm(layer), x + model.attention(layer)(x, Particles(x)))
-        )
-        values = [gain * (1.0 + bound.value) for bound in bounds]
-    how = f"norm layer of constant {gain:.6g}" + ", plus the residual" * (
-        residual or not model.pre_norm
-    )
-    return Bounds(
-        replace(bound, value=value, assumes=f"{bound.assumes}; {how}")
-        for bound, value in zip(bounds, values, strict=True)
-    )
-
-
-def norm_constant(norm: torch.nn.Module, x: Tensor) -> float:
-    r"""A proved bound on $\|J_N\|$ at these tokens: $\max|g|$ over the smallest scale of a token,
-    rounded up.
-    """
-    gain, x = norm.get_parameter("weight").detach().double(), x.double()
-    spread = x - x.mean(-1, keepdim=True) if isinstance(norm, torch.nn.LayerNorm) else x
-    eps = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None) or 0.0
-    return float(gain.abs().max() / (spread.square().mean(-1) + eps).sqrt().min()) * (1 + 1e-9)
+        return through_norm(found, norm, x, norm_first=True, residual=residual)
+    moved = x + model.attention(layer)(x, Particles(x))
+    return through_norm(found, None if residual else norm, moved, norm_first=False, residual=True)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnscope.attention import Attention, Heads
-from attnscope.bounds._tied import is_tied
+from attnscope.bounds import tied_reads
 
 WEIGHTS = ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias", "output_bias")
 FIXED = ("rotary", "position_bias")
@@ -24,7 +24,8 @@ class Layer(nn.Module):
     def __init__(self, attention: Attention) -> None:
         super().__init__()
         heads = attention.heads
-        reads = factor(heads) if attention.lipschitz_if_tied else None
+        found_reads = tied_reads(heads) if attention.lipschitz_if_tied else None
+        reads = None if found_reads is None else found_reads.to(heads.query.dtype)
         self.tied = reads is not None
         found = {name: getattr(heads, name) for name in WEIGHTS}
         if reads is not None:
@@ -68,19 +69,6 @@ class Layer(nn.Module):
     def reads(self) -> Float[Tensor, "h v k"] | None:
         """U of tied attention, in float64."""
         return self.weights["reads"].to(torch.float64) if self.tied else None
-
-
-def factor(heads: Heads) -> Float[Tensor, "h v k"] | None:
-    r"""$U_h = V_hQ_h^+$ when queries and keys are tied and $V_h = U_hQ_h$ up to rounding, None
-    otherwise.
-    """
-    if heads.positional or not is_tied(heads):
-        return None
-    value, query = heads.value.detach().to(torch.float64), heads.query.detach().to(torch.float64)
-    u = value @ torch.linalg.pinv(query)
-    off, size = torch.linalg.matrix_norm(value - u @ query), torch.linalg.matrix_norm(value)
-    rounding = 64 * heads.dim * torch.finfo(heads.query.dtype).eps
-    return u.to(heads.query.dtype) if bool((off <= rounding * size).all()) else None
 
 
 def scaled(attention: Attention, factor: Float[Tensor, ""]) -> Attention:

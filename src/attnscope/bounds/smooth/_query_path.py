@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.attention import Heads
-from attnscope.bounds._point import Reading
+from attnscope.bounds.at import At
 from attnscope.norms import SLACK, spectral
 
 ROW_ENTRIES = 2**22
@@ -46,21 +46,21 @@ class QueryPath:
         self.sizes = heads.scale * spectral(output) * spectral(heads.query)
 
     def norms(
-        self, reading: Reading, value: Float[Tensor, "h n v"], importance: Float[Tensor, " n"]
+        self, at: At, value: Float[Tensor, "h n v"], importance: Float[Tensor, " n"]
     ) -> Float[Tensor, " n"]:
         r"""Upper bounds on $\|D_i\|$: nearly exact for the most important rows, Frobenius norms for
         the others.
         """
-        k = reading.k - reading.k.mean(-2, keepdim=True)
+        k = at.k - at.k.mean(-2, keepdim=True)
         length = torch.linalg.vector_norm(value, dim=-1) * torch.linalg.vector_norm(k, dim=-1)
-        size = torch.einsum("h,hij,hj->i", self.sizes, reading.coupling, length)
+        size = torch.einsum("h,hij,hj->i", self.sizes, at.coupling, length)
         chosen = torch.zeros_like(importance, dtype=torch.bool)
-        chosen[importance.topk(min(REFINED, reading.n)).indices] = True
+        chosen[importance.topk(min(REFINED, at.n)).indices] = True
         rows = max(1, ROW_ENTRIES // self.gram.numel())
         squares = []
-        for start in range(0, reading.n, rows):
+        for start in range(0, at.n, rows):
             part = slice(start, start + rows)
-            products = self._products(reading, value, k, part)
+            products = self._products(at, value, k, part)
             found = (products * self._by_heads(self.gram)).sum((1, 2, 3)).clamp(min=0)
             sharp = chosen[part]
             if sharp.any():
@@ -68,11 +68,9 @@ class QueryPath:
             squares.append(found)
         return (torch.cat(squares) + 1e-13 * size**2).sqrt() * (1 + SLACK) + 1e-12 * size
 
-    def _products(
-        self, reading: Reading, value: Tensor, k: Tensor, part: slice
-    ) -> Float[Tensor, "r h m v"]:
+    def _products(self, at: At, value: Tensor, k: Tensor, part: slice) -> Float[Tensor, "r h m v"]:
         r"""$E_i$ for these rows, the columns of each head apart."""
-        p = reading.coupling[:, part]
+        p = at.coupling[:, part]
         moved = [
             head @ (v[:, :, None] * key[:, None]).flatten(1)
             for head, v, key in zip(p, value, k, strict=True)

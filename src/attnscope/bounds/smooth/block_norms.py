@@ -10,20 +10,23 @@ diagonal, $g \ge \|M(p)\|$, $k \ge \|XY^T\|$, $\chi \ge \|M(p)YX^T\|$.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import TypeGuard, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from attnscope.attention import Attention
 from attnscope.attention.softmax import Softmax
 from attnscope.bounds._bound import Bound
-from attnscope.bounds._mixtures import Mixtures
-from attnscope.bounds._point import Reading
-from attnscope.bounds._query_path import QueryPath
-from attnscope.bounds.blocks import ROW_ENTRIES, outputs, values, weighted
+from attnscope.bounds.asking import bounds_at
+from attnscope.bounds.at import At, Blocks
+from attnscope.bounds.registry import theorem
+from attnscope.bounds.smooth._mixtures import Mixtures
+from attnscope.bounds.smooth._query_path import QueryPath
+from attnscope.bounds.smooth.blocks import ROW_ENTRIES, outputs, values, weighted
 from attnscope.measures import Particles
-from attnscope.norms import SLACK, perron, perron_vector
+from attnscope.norms import PERRON_STEPS, SLACK, perron_vector, positive_norm
 from attnscope.validation import described
 
 MOST_HEADS = 16
@@ -53,7 +56,7 @@ class BlockNorms:
         heads = self.attention.heads
         self.output = outputs(heads)
         self.mixtures = Mixtures.of(self.output, heads.value)
-        seen = [Reading.of(self.attention, mu).coupling.flatten(1).mT for mu in examples]
+        seen = [At.of(self.attention, mu).coupling.flatten(1).mT for mu in examples]
         if seen:
             self.mixtures = self.mixtures.around(torch.cat(seen), self.output, heads.value)
         self.write_gram = torch.einsum("hda,gdb->hgab", self.output, self.output)
@@ -61,7 +64,9 @@ class BlockNorms:
 
     def __call__(self, mu: Particles) -> Bound:
         """B1-S at mu."""
-        return self.bound(Reading.of(self.attention, mu.to(torch.float64)))
+        place = Blocks(At.of(self.attention, mu.to(torch.float64)), "factors", self)
+        (bound,) = bounds_at(self.attention, [place])
+        return bound
 
     def check_fits(self, attention: object) -> None:
         """Refuse an attention with rotary embedding, or whose matrices are not the ones that these
@@ -81,50 +86,67 @@ class BlockNorms:
                 " examples)."
             )
 
-    def bound(self, reading: Reading) -> Bound:
-        return reading.bound(
-            perron(weighted(reading, self.blocks(reading))),
-            "B1-S",
-            "block norms from small factors",
-        )
-
-    def blocks(self, reading: Reading) -> Float[Tensor, "n n"]:
+    def blocks(self, at: At) -> Float[Tensor, "n n"]:
         r"""Upper bounds on all $\|J_{ij}\|$."""
-        value = values(reading)
-        blocks = _Paths(self, reading, value).blocks()
-        whole = weighted(reading, blocks)
-        right = perron_vector(whole / whole.max().clamp(min=torch.finfo(whole.dtype).tiny))
-        return blocks + self.query.norms(reading, value, (whole @ right) * right).diag()
+        value = values(at)
+        blocks = _Paths(self, at, value).blocks()
+        whole = weighted(at, blocks)
+        right = perron_vector(whole, PERRON_STEPS)
+        return blocks + self.query.norms(at, value, (whole @ right) * right).diag()
 
 
-def serves(attention: Softmax) -> bool:
-    return attention.heads.count <= MOST_HEADS and attention.heads.rotary is None
+@theorem(
+    "B1-S",
+    variant=Softmax,
+    where=Blocks,
+    source="block norms from small factors",
+    positional=True,
+    when=lambda attention, blocks: blocks.effort == "factors" and serves(attention),
+    differentiable=False,
+)
+def b1_small(attention: Softmax, blocks: Blocks) -> Float[Tensor, ""]:
+    r"""$\|N\|$, $N_{ij} = \min(g + k, (g^2 + 2\chi + k^2)^{1/2}) + \delta_{ij}q_i$, weighted as in
+    B1: norms of value, key, cross and query paths.
+    """
+    layer = blocks.layer
+    assert isinstance(layer, BlockNorms)
+    with torch.no_grad():
+        return positive_norm(weighted(blocks.at, layer.blocks(blocks.at)), PERRON_STEPS)
+
+
+def serves(attention: Attention) -> TypeGuard[Softmax]:
+    """Whether B1-S is stated for this attention."""
+    return (
+        isinstance(attention, Softmax)
+        and attention.heads.count <= MOST_HEADS
+        and attention.heads.rotary is None
+    )
 
 
 class _Paths:
     """Value and key path of every block, a part of the rows at a time."""
 
-    def __init__(self, layer: BlockNorms, reading: Reading, value: Float[Tensor, "h n v"]) -> None:
-        self.layer, self.reading, self.value = layer, reading, value
-        self.mean = reading.coupling @ value
+    def __init__(self, layer: BlockNorms, at: At, value: Float[Tensor, "h n v"]) -> None:
+        self.layer, self.at, self.value = layer, at, value
+        self.mean = at.coupling @ value
         self.written = torch.einsum("hgab,gnb->hgna", layer.write_gram, value)
         self.values_squared = torch.einsum("hna,hgna->hgn", value, self.written)
         self.means_squared = torch.einsum(
             "hna,hgab,gnb->hgn", self.mean, layer.write_gram, self.mean
         )
-        heads = reading.heads
+        heads = at.heads
         self.rounding = 16 * heads.count * (value.shape[-1] + 8) * torch.finfo(value.dtype).eps
 
     def blocks(self) -> Float[Tensor, "n n"]:
-        n, heads = self.reading.n, self.reading.heads
+        n, heads = self.at.n, self.at.heads
         rows = max(1, ROW_ENTRIES // (heads.count**2 * max(n, heads.dim)))
         return torch.cat(
             [self._rows(slice(start, min(start + rows, n))) for start in range(0, n, rows)]
         )
 
     def _rows(self, part: slice) -> Float[Tensor, "r n"]:
-        p = self.reading.coupling[:, part].permute(1, 2, 0)
-        kappa = self.reading.kappa(part)[:, :, 0].permute(1, 2, 0)
+        p = self.at.coupling[:, part].permute(1, 2, 0)
+        kappa = self.at.kappa(part)[:, :, 0].permute(1, 2, 0)
         gram = self._gram(p, part)
         value = self.layer.mixtures.bound(p)
         key = self._key(gram, kappa)
@@ -164,7 +186,7 @@ class _Paths:
         kappa: Float[Tensor, "r d h"],
     ) -> Float[Tensor, "r n"]:
         r"""$\|M(p)Y_iX_{ij}^T\|_{S8}$ from $G_X$ and the Gram matrix of $M(p)Y_i$."""
-        heads = self.reading.heads
+        heads = self.at.heads
         moved = torch.einsum(
             "gdv,rgvh->rghd", self.layer.output, torch.einsum("gve,reh->rgvh", heads.value, kappa)
         )

@@ -7,17 +7,15 @@ Particles without mass are left out.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attnscope.attention import Heads
-from attnscope.attention._normalised import Normalised
-from attnscope.attention.l2 import L2
-from attnscope.bounds._bound import Bound
+from attnscope.attention import Attention, Heads
 from attnscope.measures import Particles
 from attnscope.norms import SLACK, largest_eigenvalue, spectral_of_product
 
@@ -29,7 +27,7 @@ SMALL = 32
 
 @final
 @dataclass(frozen=True, eq=False)
-class Reading:
+class At:
     """Attention at one measure: coupling, queries and keys as the scores see them (rotary
     included), in float64.
     """
@@ -45,7 +43,7 @@ class Reading:
     """Whether scores are -scale |q - k|^2 and not scale <q, k>."""
 
     @classmethod
-    def of(cls, attention: Normalised, mu: Particles) -> Reading:
+    def of(cls, attention: Attention, mu: Particles) -> At:
         attention, mu = attention.to(torch.float64), mu.to(torch.float64)
         numbers = torch.arange(mu.n, device=mu.x.device)
         at = numbers if attention.heads.positional else None
@@ -58,8 +56,11 @@ class Reading:
             coupling=attention.coupling(mu.x, mu)[:, keep][:, :, keep],
             q=attention.heads.queries(mu.x, at)[:, keep],
             k=attention.heads.keys(mu.x, at)[:, keep],
-            distance=isinstance(attention, L2),
+            distance=attention.distance,
         )
+
+    def __str__(self) -> str:
+        return "at this input"
 
     @property
     def n(self) -> int:
@@ -83,15 +84,6 @@ class Reading:
             * (largest[0] + largest[1]).square().max()
         )
 
-    def bound(self, value: float, name: str, source: str) -> Bound:
-        """A proved upper bound at this input, the scores' rounding included."""
-        return Bound(value * (1 + self.allowance), "upper", "proved", name, source, "at this input")
-
-    @property
-    def pairwise(self) -> bool:
-        """Whether the gradients of a score in the key token depend on the key token."""
-        return self.distance or self.heads.rotary is not None
-
     def kappa(self, rows: slice) -> Float[Tensor, "h r m d"]:
         r"""$\partial_2 s_{ij}$ for these queries i; m = 1 when it does not depend on j."""
         q = self.q[:, rows, None]
@@ -102,7 +94,8 @@ class Reading:
             q = self.heads.turn(q.expand(-1, -1, self.n, -1), at)
         return self.scale * q @ self.heads.key[:, None]
 
-    def kappa_norms(self) -> Float[Tensor, "h n m"]:
+    @functools.cached_property
+    def key_slopes(self) -> Float[Tensor, "h n m"]:
         r"""$|\partial_2 s_{ij}|$, through a factor of $K^T$ so that nothing of size d is built."""
         factor = torch.linalg.qr(
             self.heads.key.mT, mode="r"
@@ -132,21 +125,25 @@ class Reading:
         at = self.numbers[row].expand(self.heads.dim)
         return self.scale * self.heads.turn(self.heads.query.mT, at).mT
 
-    def covariance_norms(self, importance: Float[Tensor, "h n"]) -> Float[Tensor, "h n"]:
+    @functools.cached_property
+    def covariances(self) -> Float[Tensor, "h n"]:
         r"""Upper bounds on $\|\mathrm{Cov}_i\|$: exact where cheap or where its root times
-        `importance` is large, else Frobenius.
+        $|\kappa|$ is large, else Frobenius.
         """
         centred = self.x - self.x.mean(0)
         gram = (centred @ centred.mT).expand(self.heads.count, -1, -1)
         found = self._double_centred(gram, gram)
-        for head, row in self._chosen(found.sqrt() * importance):
+        chosen = self._chosen(found.sqrt() * self.key_slopes.amax(-1))
+        exact = []
+        for head, row in chosen:
             p = self.coupling[head, row]
             tokens = (self.x - p @ self.x) * p.sqrt()[:, None]
             small = tokens @ tokens.mT if self.n <= self.heads.dim else tokens.mT @ tokens
-            found[head, row] = largest_eigenvalue(small).clamp(max=found[head, row])
-        return found
+            exact.append(largest_eigenvalue(small))
+        return _sharpened(found, chosen, exact)
 
-    def query_norms(self) -> Float[Tensor, "h n"]:
+    @functools.cached_property
+    def query_paths(self) -> Float[Tensor, "h n"]:
         r"""Upper bounds on $\|C_i\|$ ($= \|\mathrm{Cov}_iA\|$ without rotary): exact where cheap or
         large, Frobenius elsewhere.
         """
@@ -160,10 +157,12 @@ class Reading:
             found = torch.stack([self._query_frobenius(row) for row in range(self.n)], dim=-1) * (
                 1 + SLACK
             )
-        for head, row in self._chosen(found):
-            exact = spectral_of_product(self._moved(row, head), self.query_turned(row)[head])
-            found[head, row] = exact.clamp(max=found[head, row])
-        return found
+        chosen = self._chosen(found)
+        exact = [
+            spectral_of_product(self._moved(row, head), self.query_turned(row)[head])
+            for head, row in chosen
+        ]
+        return _sharpened(found, chosen, exact)
 
     def _moved(self, row: int, head: int) -> Float[Tensor, "d k"]:
         r"""$\sum_j P_{ij}(x_j - m_i)k_j^T$."""
@@ -179,6 +178,7 @@ class Reading:
         return ((left * right).sum((-2, -1)).clamp(min=0) + 1e-12 * size).sqrt()
 
     def _chosen(self, size: Float[Tensor, "h n"]) -> list[tuple[int, int]]:
+        """Head and row of the norms that are worth working out exactly."""
         count = self.n if min(self.n, self.heads.dim) <= SMALL else min(REFINED, self.n)
         best = size.topk(count, dim=-1).indices
         return [(head, int(row)) for head in range(size.shape[0]) for row in best[head]]
@@ -201,3 +201,34 @@ class Reading:
         )[..., 0]
         rounding = 8 * (self.n + self.heads.dim) * torch.finfo(p.dtype).eps * size
         return ((both - 2 * mean + inner).clamp(min=0) + rounding).sqrt() * (1 + SLACK)
+
+
+def _sharpened(
+    found: Float[Tensor, "h n"],
+    chosen: list[tuple[int, int]],
+    exact: list[Float[Tensor, ""]],
+) -> Float[Tensor, "h n"]:
+    """`found`, smaller where the exact value is."""
+    where = tuple(torch.tensor(part, device=found.device) for part in zip(*chosen, strict=True))
+    known = torch.full_like(found, torch.inf).index_put(where, torch.stack(exact))
+    return torch.minimum(found, known)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """The d x d blocks of the Jacobian at a measure. `effort` says how much work their norms may
+    take: "exact", from small "factors" (with the constants of the layer), or "triangle".
+    """
+
+    at: At
+    effort: Literal["exact", "factors", "triangle"]
+    layer: object = None
+    """The `BlockNorms` of the attention, where factors are used."""
+
+    @property
+    def allowance(self) -> float:
+        return self.at.allowance
+
+    def __str__(self) -> str:
+        return str(self.at)

@@ -227,3 +227,11 @@ def test_the_radius_of_a_post_norm_model_comes_from_the_norm_before(layer: int) 
         float(12**0.5 * gain.abs().max() + shift.norm())
     )
     assert len({model.norm_radius(other) for other in LAYERS}) == len(LAYERS)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_model_is_printed_in_a_line(name: str) -> None:
+    shown = repr(loaded(build(name)))
+    assert len(shown) < 200
+    assert "\n" not in shown
+    assert "3 layers" in shown

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write to a neighbour and rename it: a reader sees the old file or the new one, never half of
-    it.
+    it, and a failed write leaves the old one and nothing else.
     """
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(partial, path)
+    # a name of its own: two processes may write the same file at the same time
+    handle, partial = tempfile.mkstemp(".partial", path.name + ".", path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())  # a full disk may show itself only here
+        os.chmod(partial, 0o666 & ~_mask())
+        os.replace(partial, path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def _mask() -> int:
+    """The permissions that new files of this process do not get."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -25,11 +25,19 @@ TINY = 1e-200
 
 
 def spectral(matrix: Float[Tensor, "*stack p q"]) -> Float[Tensor, "*stack"]:
-    """The spectral norm from a dense decomposition, of the Gram matrix when that is large."""
+    """The spectral norm from a dense decomposition, of the Gram matrix when that is large; infinity
+    where an entry has overflowed.
+    """
+    size = matrix.detach().abs().amax((-2, -1), keepdim=True)
+    finite = size.isfinite()
+    if not bool(finite.all()):
+        return torch.where(finite[..., 0, 0], spectral(torch.where(finite, matrix, 0.0)), torch.inf)
     if min(matrix.shape[-2:]) <= LARGE:
         return torch.linalg.matrix_norm(matrix, 2) * (1 + SLACK)
-    gram = matrix @ matrix.mT if matrix.shape[-2] <= matrix.shape[-1] else matrix.mT @ matrix
-    return largest_eigenvalue(gram).sqrt() * (1 + SLACK)
+    unit = torch.where(size > 0, size, 1.0)  # squares of very small entries would vanish
+    scaled = matrix / unit
+    gram = scaled @ scaled.mT if matrix.shape[-2] <= matrix.shape[-1] else scaled.mT @ scaled
+    return largest_eigenvalue(gram).sqrt() * (1 + SLACK) * unit[..., 0, 0]
 
 
 def spectral_of_product(

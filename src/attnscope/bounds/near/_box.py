@@ -74,9 +74,8 @@ def _own_radius(reading: ScoresAt, eps: Float[Tensor, "b 1 1 1"]) -> Float[Tenso
     bend = (reading.matrices.a_norm * (1 + math.sqrt(2)) / 2 + reading.matrices.m_norm / 2)[
         :, None, None
     ]
-    return (eps * linear + bend * eps**2) * ~torch.eye(
-        reading.n, dtype=torch.bool, device=eps.device
-    )
+    eye = torch.eye(reading.n, dtype=torch.bool, device=eps.device)
+    return (eps * linear + bend * eps**2).masked_fill(eye, 0.0)
 
 
 def _between_three(

@@ -1,0 +1,133 @@
+"""Cases for theorems over an eps-ball: random layers, attacked, and gradients by differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.bounds.near.sensitivity_cases import Case, climb, largest_move, random_case
+from torch import Tensor
+
+from attnscope import Particles
+from attnscope.bounds.near.place import Budget, Near, NearCurvature, NearTokens
+from attnscope.bounds.registry import Theorem
+from attnscope.norms import SLACK
+
+PLACES = (Near, NearTokens, NearCurvature)
+SEEDS = range(700, 708)
+Thunk = Callable[[], tuple[float, float]]
+
+
+def cases(theorem: Theorem) -> Iterator[tuple[str, Thunk]]:
+    """Pairs (bound, what an attack attains), the second never above the first."""
+    attack = {Near: _moved, NearTokens: _tokens_moved, NearCurvature: _bent}[theorem.where]
+    for variant in theorem.variants:
+        for seed in SEEDS:
+            case = random_case(seed, variant, stack=2)
+            yield (
+                f"{variant.name}, layer {seed}",
+                lambda case=case, seed=seed: attack(theorem, case, seed),
+            )
+
+
+def gradient_gap(theorem: Theorem) -> float:
+    """How far autograd is from central differences, along a random change of tokens and eps.
+
+    Autograd holds the vectors of Collatz-Wielandt quotients fixed. So does this test: with no power
+    steps they are ones, which gives bounds too, and exact derivatives.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attnscope.norms.POWER_STEPS", 0)
+        return max(_gap(theorem, variant) for variant in theorem.variants)
+
+
+def _gap(theorem: Theorem, variant: Any) -> float:
+    case, g = random_case(10, variant, stack=1), torch.Generator().manual_seed(0)
+    step = torch.randn(case.x.shape, generator=g, dtype=torch.float64)
+
+    def bound(t: Tensor) -> Tensor:
+        place = theorem.where(case.attention, case.x + t * step, 0.5 * t.exp()[None], 1.0)
+        found = theorem(case.attention, place)
+        if isinstance(found, Budget):
+            return found.constant.sum() + found.blocks.sum()
+        return found.sum() if isinstance(found, Tensor) else found(step[None]).sum()
+
+    at = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(bound(at), at)
+    ends = [float(bound(torch.tensor(t, dtype=torch.float64))) for t in (1e-5, -1e-5)]
+    numeric = (ends[0] - ends[1]) / 2e-5
+    return abs(float(slope) - numeric) / abs(numeric)
+
+
+def _moved(theorem: Theorem, case: Case, seed: int) -> tuple[float, float]:
+    """At the input where the attack came closest to the bound."""
+    bound = theorem(case.attention, Near(case.attention, case.x, case.eps, case.residual))
+    found, _ = largest_move(case, restarts=2, steps=24, seed=seed)
+    return _closest(bound, found - _rounding(case))
+
+
+def _tokens_moved(theorem: Theorem, case: Case, seed: int) -> tuple[float, float]:
+    """Ascent on single tokens of the output, and on all together."""
+    budget = theorem(case.attention, NearTokens(case.attention, case.x, case.eps, case.residual))
+    clean, g = case(case.x), torch.Generator().manual_seed(seed)
+    bounds, found = [], []
+    for token in (*range(min(3, case.x.shape[-2])), slice(None)):
+
+        def moved(d: Tensor, token: int | slice = token) -> Tensor:
+            out = (case(case.x + d) - clean)[..., token, :]
+            return out.flatten(1).square().sum(-1).add(1e-300).sqrt()
+
+        start = torch.randn(case.x.shape, generator=g, dtype=torch.float64)
+        value, d = climb(moved, start, case.eps, steps=24)
+        lengths = torch.linalg.vector_norm(d, dim=-1)
+        allowed = (budget.blocks @ lengths[..., None])[..., token, 0]
+        whole = isinstance(token, slice)
+        bounds.append(budget.constant * case.eps if whole else allowed)
+        found.append(value - _rounding(case))
+    return _closest(torch.stack(bounds), torch.stack(found))
+
+
+def _bent(theorem: Theorem, case: Case, seed: int) -> tuple[float, float]:
+    """-<g, D^2F(X')[U, U]> at points of the ball, U by ascent in the lengths that it has."""
+    g = torch.Generator().manual_seed(seed)
+
+    def normal() -> Tensor:
+        return torch.randn(case.x.shape, generator=g, dtype=torch.float64)
+
+    direction = normal()
+    place = NearCurvature(case.attention, case.x, case.eps, case.residual)
+    form = theorem(case.attention, place)(direction[None])[0]
+    bounds, found = [], []
+    for share in (0.0, 0.7, 1.0):
+        d = normal()
+        x = case.x + share * (case.eps / torch.linalg.matrix_norm(d))[:, None, None] * d
+
+        def lowered(u: Tensor, x: Tensor = x) -> Tensor:
+            first = lambda z: torch.func.jvp(case_at(case), (z,), (u,))[1]  # noqa: E731
+            return -(direction * torch.func.jvp(first, (x,), (u,))[1]).sum((-2, -1))
+
+        value, u = climb(lowered, normal(), torch.ones_like(case.eps), steps=12)
+        v = torch.linalg.vector_norm(u, dim=-1)
+        bounds.append((v[:, None] @ form @ v[..., None])[:, 0, 0])
+        found.append(value)
+    return _closest(torch.stack(bounds), torch.stack(found))
+
+
+def case_at(case: Case) -> Callable[[Tensor], Tensor]:
+    """F as a function of tokens, with equal masses made outside of any derivative."""
+    mu = Particles(case.x)
+    return lambda z: case.residual * z + case.attention.dense(z, mu.at(z))
+
+
+def _rounding(case: Case) -> Tensor:
+    """Movements below this share of the size of the tokens are rounding of the attack itself."""
+    return 1e-9 * (1 + case.x.abs().amax((-2, -1)))
+
+
+def _closest(bound: Tensor, found: Tensor) -> tuple[float, float]:
+    """The pair in which least is left between them; a broken one is always the closest."""
+    bound = bound * (1 + SLACK)
+    left = ((bound - found) / bound.abs().clamp(min=1e-300)).flatten().argmin()
+    return float(bound.flatten()[left]), float(found.flatten()[left])

@@ -119,7 +119,7 @@ def test_extremes_give_true_bounds_or_infinity_and_never_nan(variant: type, dim:
 
     query, key, value, x = normal(1, 2, dim), normal(1, 2, dim), normal(1, dim, dim), normal(3, dim)
     direction = normal(1, 3, dim)
-    sizes, small = ((1.0, 1e-200, 1e150), (1.0, 1e-200)) if dim == 2 else ((1.0, 1e150), (1e-200,))
+    sizes, small = ((1.0, 1e-200, 1e150), (1e-200,)) if dim == 2 else ((1.0, 1e150), (1e-200,))
     for tokens, scores, values in itertools.product(sizes, sizes, small):
         attention = variant(Heads(scores * query, key, values * value))
         for eps in (1e-320, 1e100, 1e300):
@@ -143,7 +143,7 @@ def test_a_small_value_matrix_of_any_dimension_is_never_taken_for_zero(randn) ->
         attention = Softmax(Heads.from_matrices(zero, 1e-170 * c))
         found = bounds.sensitivity(attention, randn(8, dim), 1.0)
         exact = 1e-170 * torch.linalg.matrix_norm(c, 2)
-        assert all(value >= exact for value in found.candidates.values())
+        assert [name for name, value in found.candidates.items() if value < exact] == []
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -62,8 +62,8 @@ def _split(p: Tensor, c: Tensor, norm: Float[Tensor, " h"], residual: float) -> 
         for size in (p.shape[-1], c.shape[-1])
     )
     left = positive_norm(eye_n + (norm[:, None, None] * (p.mT @ p)).sum(-3))
-    right = spectral(eye_d + (inverse * (c @ c.mT)).sum(0))
-    return (left * right).sqrt()
+    right = spectral(eye_d + ((inverse * c) @ c.mT).sum(0))
+    return left.sqrt() * right.sqrt()  # factor by factor: products of small numbers would vanish
 
 
 def _uniform(

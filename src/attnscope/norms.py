@@ -11,7 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 SLACK = 1e-10
-"""Relative allowance for rounding in every norm and in every bound."""
+"""Relative allowance for rounding in every bound."""
+DENSE = 1e-12
+"""The same for one dense decomposition, far above its rounding. It is smaller because a norm may
+end up in an exponent, which would turn an allowance into a factor.
+"""
 
 LARGE = 64
 """Size above which eigenvalues of a Gram matrix are much cheaper than singular values."""
@@ -33,7 +37,7 @@ def spectral(matrix: Float[Tensor, "*stack p q"]) -> Float[Tensor, "*stack"]:
     if not bool(finite.all()):
         return torch.where(finite[..., 0, 0], spectral(torch.where(finite, matrix, 0.0)), torch.inf)
     if min(matrix.shape[-2:]) <= LARGE:
-        return torch.linalg.matrix_norm(matrix, 2) * (1 + SLACK)
+        return torch.linalg.matrix_norm(matrix, 2) * (1 + DENSE)
     unit = torch.where(size > 0, size, 1.0)  # squares of very small entries would vanish
     scaled = matrix / unit
     gram = scaled @ scaled.mT if matrix.shape[-2] <= matrix.shape[-1] else scaled.mT @ scaled
@@ -44,12 +48,17 @@ def spectral_of_product(
     left: Float[Tensor, "*stack p k"], right: Float[Tensor, "*stack k q"]
 ) -> Float[Tensor, "*stack"]:
     """The spectral norm of `left @ right` at the cost of its inner size k."""
-    k = left.shape[-1]
-    if left.shape[-2] > k:
-        left = torch.linalg.qr(left, mode="r").R
-    if right.shape[-1] > k:
-        right = torch.linalg.qr(right.mT, mode="r").R.mT
-    return spectral(left @ right)
+    return spectral(thin(left) @ thin(right.mT).mT)
+
+
+def thin(matrix: Float[Tensor, "*stack p q"]) -> Float[Tensor, "*stack r q"]:
+    """A matrix R of at most q rows with |Rx| = |Mx| for every x.
+
+    M itself where autograd follows: the derivative of a factorisation is that of a full rank.
+    """
+    if matrix.requires_grad or matrix.shape[-2] <= matrix.shape[-1]:
+        return matrix
+    return torch.linalg.qr(matrix, mode="r").R
 
 
 def largest_eigenvalue(gram: Float[Tensor, "*stack m m"]) -> Float[Tensor, "*stack"]:

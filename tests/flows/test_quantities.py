@@ -189,8 +189,12 @@ def test_bounds_refuse_what_they_are_not_proved_for(randn: Randn) -> None:
     for att in (Linear(heads), Exponential(heads)):
         with pytest.raises(ValueError, match="blow up"):
             radius_bound(att, 1.0, 1.0)
-    with pytest.raises(ValueError, match="sinkhorn"):
-        stability_bound(Sinkhorn(heads), 1.0, 1.0)
+    placed = Heads(heads.query, heads.key, heads.value, position_bias=randn(1, 4, 4))
+    for att in (Linear(heads), Softmax(placed)):
+        with pytest.raises(ValueError, match=f"proved here for {att.name}"):
+            velocity_lipschitz(att, 1.0)
+        with pytest.raises(ValueError, match=f"proved here for {att.name}"):
+            stability_bound(att, 1.0, 1.0)
     with pytest.raises(ValueError, match="p > 1"):
         stability_bound(Softmax(heads, causal=True), 1.0, 1.0, p=1)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope import L2, Attention, Heads, Sigmoid, Softmax
+from attnscope import L2, Attention, Heads, Sigmoid, Sinkhorn, Softmax
 from attnscope.nets.invertible import Invertible
 
 DIM = 4
@@ -53,6 +53,8 @@ MAKERS: dict[str, Callable[[torch.Generator], Attention]] = {
     "tied l2": lambda g: L2(_tied(g)),
     "causal tied l2": lambda g: L2(_tied(g), causal=True),
     "l2": lambda g: L2(_heads(g, scale=0.1)),
+    "causal l2": lambda g: L2(_heads(g, scale=0.1), causal=True),
+    "sinkhorn": lambda g: Sinkhorn(_heads(g), tolerance=1e-14),
 }
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Heads
 from attnscope.measures import Particles
-from attnscope.norms import SLACK, largest_eigenvalue, spectral_of_product
+from attnscope.norms import SLACK, largest_eigenvalue, spectral_of_product, thin
 
 REFINED = 16
 """Rows per head whose cheap norms are replaced by exact ones; all rows when the matrices are small.
@@ -97,9 +97,7 @@ class At:
     @functools.cached_property
     def key_slopes(self) -> Float[Tensor, "h n m"]:
         r"""$|\partial_2 s_{ij}|$, through a factor of $K^T$ so that nothing of size d is built."""
-        factor = torch.linalg.qr(
-            self.heads.key.mT, mode="r"
-        ).R.mT  # (h, k, min(k, d)): |K^T q| = |factor^T q|
+        factor = thin(self.heads.key.mT).mT  # |K^T q| = |factor^T q|
         if self.distance:
             return self.scale * torch.cdist(
                 self.q @ factor, self.k @ factor, compute_mode="donot_use_mm_for_euclid_dist"

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.attention import Heads
-from attnscope.norms import SLACK, schatten16, spectral, spectral_of_product
+from attnscope.norms import SLACK, schatten16, spectral, spectral_of_product, thin
 
 OFFSETS = 64
 """Offsets of rotary heads whose matrices are held at once."""
@@ -31,11 +31,13 @@ class PerHead(NamedTuple):
 
 class Parts(NamedTuple):
     r"""Lipschitz constants of $(x, \mu) \mapsto \Gamma_\mu(x)$: in $x$, and in $\mu$ for $W_1$.
-    Their sum is one of the map on measures for every $W_p$.
+    The map on measures has their sum for every $W_p$; under a mask, where $W_1$ is that of what a
+    token may read, `hidden` multiplies the second.
     """
 
     space: Float[Tensor, "*at h"] | PerHead
     measure: Float[Tensor, "*at h"] | PerHead
+    hidden: float = 1.0
 
 
 Stated = Float[Tensor, "*at h"] | PerHead | Parts
@@ -65,8 +67,11 @@ class LayerNorms:
     def per_head(self, stated: Stated) -> PerHead:
         """The statement about heads with their own matrices, its parts added."""
         if isinstance(stated, Parts):
-            space, measure = (self.per_head(part) for part in stated)
-            return PerHead(space.written + measure.written, space.read + measure.read)
+            space, measure = self.per_head(stated.space), self.per_head(stated.measure)
+            return PerHead(
+                space.written + stated.hidden * measure.written,
+                space.read + stated.hidden * measure.read,
+            )
         if isinstance(stated, PerHead):
             return stated
         return PerHead(times(self.written, stated), times(self.value, stated))
@@ -157,7 +162,7 @@ def _rotary_norm(heads: Heads, n: int | None) -> Float[Tensor, " h"]:
     apart = heads.scale * spectral(heads.key) * spectral(heads.query)
     if n is None:
         return apart
-    key, query = (torch.linalg.qr(part.mT, mode="r").R.mT for part in (heads.key, heads.query))
+    key, query = (thin(part.mT).mT for part in (heads.key, heads.query))
     columns = query.mT  # (h, m, k): rows are vectors of R^k that Rot turns
     h, m, k = columns.shape
     largest = []

@@ -119,8 +119,10 @@ def theorem(
     """Register the decorated formula under this name, the heading of its proof."""
 
     def register(formula: Formula) -> Formula:
-        if any(known.name == name and known.where is where for known in _PROVED):
-            raise ValueError(f"two theorems are named {name!r} at the same place.")
+        if any(
+            (known.name, known.where, known.variant) == (name, where, variant) for known in _PROVED
+        ):
+            raise ValueError(f"two theorems are named {name!r} for the same variant and place.")
         if not formula.__doc__:
             raise ValueError(f"theorem {name!r} needs a docstring that states it.")
         made = Theorem(

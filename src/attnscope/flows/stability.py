@@ -53,22 +53,24 @@ def radius_bound(attention: Attention, radius: float, time: float) -> Bound:
     return found
 
 
-def velocity_lipschitz(attention: Attention, radius: float, p: float = 2) -> VelocityLipschitz:
-    """Lipschitz constants of the velocity on the ball of this radius, biases included, for the
-    distance of order p.
+def velocity_lipschitz(attention: Attention, radius: float) -> VelocityLipschitz:
+    r"""Lipschitz constants of the velocity on the ball of this radius, biases included.
 
-    Under a mask the constant in the measure is that of the conditional distance.
+    Under a mask $\mu$ is what the token may read.
     """
     check_positive("radius", radius)
     attention = attention.to(torch.float64)
-    _check_order(attention, p)
-    norms, ball = LayerNorms.of(attention.heads), OnBall(None, radius, p=p)
+    norms, ball = LayerNorms.of(attention.heads), OnBall(None, radius)
     with torch.no_grad():
         found = [proved(attention, ball) for proved in theorems(attention, ball)]
-        parts = [[norms.combine(part) for part in one] for one in found if isinstance(one, Parts)]
+        parts = [
+            (float(norms.combine(one.space)), float(norms.combine(one.measure)))
+            for one in found
+            if isinstance(one, Parts)
+        ]
     if not parts:
         raise ValueError(_unproved(attention))
-    space, measure = (min(float(one) for one in several) for several in zip(*parts, strict=True))
+    space, measure = (min(several) for several in zip(*parts, strict=True))
     return VelocityLipschitz(space, measure)
 
 

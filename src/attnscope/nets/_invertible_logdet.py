@@ -53,12 +53,13 @@ def exact(steps: list[Step], x: Float[Tensor, "*stack n d"]) -> LogDeterminant:
 
 def dense_jacobian(step: Step, x: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack m m"]:
     r"""$I + Df(x)$ as matrices."""
+    # One pull-back serves the whole stack: an iteration inside the field cannot be mapped over.
     stack, shape, entries = x.shape[:-2], x.shape[-2:], x.shape[-2] * x.shape[-1]
-    jacobian = torch.func.vmap(
-        torch.func.jacrev(lambda z: step.move(z.reshape(shape), dense=True).reshape(entries))
-    )
+    pull = torch.func.vjp(lambda z: step.move(z, dense=True), x)[1]
     identity = torch.eye(entries, dtype=x.dtype, device=x.device)
-    return identity + jacobian(x.reshape(-1, entries)).reshape(*stack, entries, entries)
+    basis = identity.reshape(entries, *[1] * len(stack), *shape).expand(entries, *x.shape)
+    rows = torch.func.vmap(lambda u: pull(u)[0])(basis).reshape(entries, *stack, entries)
+    return identity + rows.movedim(0, -2)
 
 
 def estimated(

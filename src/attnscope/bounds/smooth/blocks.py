@@ -19,7 +19,7 @@ from attnscope.attention.softmax import Softmax
 from attnscope.bounds.at import At, Blocks
 from attnscope.bounds.head_norms import LayerNorms
 from attnscope.bounds.registry import theorem
-from attnscope.norms import PERRON_STEPS, SLACK, positive_norm, spectral
+from attnscope.norms import PERRON_STEPS, SLACK, positive_norm, spectral, thin
 
 ROW_ENTRIES = 2**22
 """Entries of the arrays held for a part of the rows."""
@@ -87,12 +87,12 @@ def triangle_blocks(at: At) -> Float[Tensor, "n n"]:
     \delta_{ij}\sum_h\|D^h_i\|_F$.
     """
     p, value = at.coupling, values(at)
-    factor = torch.linalg.qr(outputs(at.heads), mode="r").R
+    factor = thin(outputs(at.heads))
     seen = value @ factor.mT
     distance = torch.cdist(p @ seen, seen, compute_mode="donot_use_mm_for_euclid_dist")
     written = LayerNorms.of(at.heads).written[:, None, None]
     blocks = (p * (written + distance * at.key_slopes)).sum(0) * (1 + SLACK)
-    right = torch.linalg.qr(at.heads.query.mT, mode="r").R.mT  # |M Q| = |M right| for every M
+    right = thin(at.heads.query.mT).mT  # |M Q| = |M right| for every M
     own = []
     for row in range(at.n):
         deviation = seen - p[:, row, None] @ seen

@@ -16,7 +16,7 @@ from attnscope.bounds.places import Flow, OnBall, Reach, TwoFlows
 from attnscope.bounds.registry import Theorem, theorem, theorems
 from attnscope.norms import SLACK
 
-PANELS = 200
+PANELS = 1000
 """Parts of the time; more of them bring the trapezoid rule down to the integral."""
 
 

@@ -23,7 +23,7 @@ def l2_m1(attention: L2, ball: OnBall) -> Parts:
     r"""$2s\|K^TQ\|R^2$ in space, $e^{s\rho^2}(1 + 4s\|K\|R\rho)$ in the measure, $\rho = (\|Q\| +
     \|K\|)R + |b_Q - b_K|$, $s$ the scale.
     """
-    return _velocity(attention, ball, 1.0)
+    return _velocity(attention, ball)
 
 
 @theorem(
@@ -38,15 +38,16 @@ def l2_m1(attention: L2, ball: OnBall) -> Parts:
     convex=True,
 )
 def l2_k3(attention: L2, ball: OnBall) -> Parts:
-    r"""L2-M1, in the measure $\frac{p}{p-1}$ times as much."""
-    return _velocity(attention, ball, 1 / (1 - 1 / ball.p))
+    r"""L2-M1, the constant in the measure that a token reads times $\frac{p}{p-1}$."""
+    return _velocity(attention, ball, hidden=1 / (1 - 1 / ball.p))
 
 
-def _velocity(attention: L2, ball: OnBall, hidden: float) -> Parts:
+def _velocity(attention: L2, ball: OnBall, hidden: float = 1.0) -> Parts:
     heads, s = attention.heads, attention.heads.scale
     key, query = spectral(heads.key), spectral(heads.query)
     rho = (query + key) * ball.radius + bias_gap(heads)
     return Parts(
         2 * ball.slopes(attention).a * ball.radius**2,
-        hidden * (s * rho**2).exp() * (1 + 4 * s * key * ball.radius * rho),
+        (s * rho**2).exp() * (1 + 4 * s * key * ball.radius * rho),
+        hidden,
     )

@@ -40,7 +40,7 @@ def s1_plain(attention: Sigmoid, ball: OnBall) -> Parts:
     return _parts(attention, ball, level / 4, level)
 
 
-@theorem("field size, sigmoid", variant=Sigmoid, where=Reach, source="castin25")
+@theorem("field size", variant=Sigmoid, where=Reach, source="castin25")
 def field_size(attention: Sigmoid, reach: Reach) -> Float[Tensor, ""]:
     r"""$\sum_h\sigma_*(\|C_h\|R + |W_hb_V|) + |b_O|$."""
     heads = attention.heads
@@ -51,7 +51,7 @@ def field_size(attention: Sigmoid, reach: Reach) -> Float[Tensor, ""]:
     return (total + _output_bias(heads)) * (1 + SLACK)
 
 
-@theorem("flow radius, sigmoid", variant=Sigmoid, where=Flow, source="castin25", positional=True)
+@theorem("flow radius", variant=Sigmoid, where=Flow, source="castin25", positional=True)
 def flow_radius(attention: Sigmoid, flow: Flow) -> Float[Tensor, "*times"]:
     r"""$R_0e^{ct} + b(e^{ct} - 1)/c$, $c = \varsigma\sum_h\|C_h\|$, $b = \varsigma\sum_h|W_hb_V| +
     |b_O|$, $\varsigma$ = 1 or the number of tokens.

@@ -99,6 +99,6 @@ def m1_prime(attention: Softmax, ball: OnBall) -> Float[Tensor, " h"]:
     convex=True,
 )
 def k3(attention: Softmax, ball: OnBall) -> Parts:
-    r"""$y$ in space, $\frac{p}{p-1}(1 + 2t)e^{2t}$ in the measure."""
+    r"""$y$ in space, $(1 + 2t)e^{2t}$ in the measure that a token reads, times $\frac{p}{p-1}$."""
     t, y = ball.scores(attention)
-    return Parts(y, (1 + 2 * t) / (1 - 1 / ball.p) * (2 * t).exp())
+    return Parts(y, (1 + 2 * t) * (2 * t).exp(), hidden=1 / (1 - 1 / ball.p))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnscope.attacks.pgd import pgd
 from attnscope.certification import certify
-from attnscope.certification.layers import chain
+from attnscope.certification.chain import chain
 from attnscope.certification.telescope import Clean
 from attnscope.data.images import images
 from attnscope.nets import Config, Transformer, load, shipped

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.attacks.pgd import pgd
+from attnscope.layers import OverBall, Remainder
 
 
 class Bowl(nn.Module):
@@ -24,13 +25,16 @@ class Bowl(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([x, -self.curvature / 2 * x.square().sum(-1, keepdim=True)], dim=-1)
 
-    def sensitivity(self, x: Tensor, eps: Tensor) -> Tensor:
+    def over(self, x: Tensor, eps: Tensor, each: Tensor | None = None) -> OverBall:
         """The last entry moves by at most k(|x| eps + eps^2/2)."""
         size = torch.linalg.vector_norm(x, dim=-1)
-        return self.shrink * torch.hypot(eps, self.curvature * (size * eps + eps**2 / 2))
+        radius = self.shrink * torch.hypot(eps, self.curvature * (size * eps + eps**2 / 2))
+        bend = self.shrink * self.curvature / 2
 
-    def remainder(self, x: Tensor, eps: Tensor, gradient: Tensor) -> Tensor:
-        return self.shrink * self.curvature / 2 * gradient[..., -1].clamp(min=0) * eps**2
+        def remainder(gradients: Tensor) -> Remainder:
+            return Remainder(bend * gradients[..., -1].clamp(min=0) * eps**2)
+
+        return OverBall(radius, remainder=remainder)
 
 
 class Sine(nn.Module):
@@ -39,8 +43,8 @@ class Sine(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.sin(x)
 
-    def sensitivity(self, x: Tensor, eps: Tensor) -> Tensor:
-        return eps
+    def over(self, x: Tensor, eps: Tensor, each: Tensor | None = None) -> OverBall:
+        return OverBall(eps)
 
 
 def small_network(seed: int, scale: float = 1.5) -> nn.Sequential:

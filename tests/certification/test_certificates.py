@@ -12,7 +12,7 @@ from certify_cases import Bowl, Sine, broken, small_network
 from torch import Tensor, nn
 
 from attnscope.certification import Certificate, certify, telescope
-from attnscope.certification.layers import chain
+from attnscope.certification.chain import chain
 from attnscope.certification.telescope import Clean
 
 
@@ -57,7 +57,7 @@ def test_the_telescoped_identity_is_exact_at_every_cut(seed: int) -> None:
     other.aim(labels)
     change = other.margins - clean.margins
     derivative = [
-        torch.func.jvp(layer.apply, (a,), (b.detach() - a,))[1]
+        torch.func.jvp(layer.layer, (a,), (b.detach() - a,))[1]
         for layer, a, b in zip(layers, clean.values, other.values, strict=False)
     ]
     for cut in range(len(layers) + 1):

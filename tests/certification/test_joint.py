@@ -13,10 +13,10 @@ from torch import Tensor
 
 from attnscope.bounds import NoBound
 from attnscope.certification import certify
+from attnscope.certification.chain import chain
 from attnscope.certification.joint import Joint, largest_rise
-from attnscope.certification.layers import chain
 from attnscope.certification.telescope import Clean
-from attnscope.certification.tokens import OverBall, in_tokens, over_ball
+from attnscope.layers import OverBall
 from attnscope.nets import Config, Transformer
 
 VARIANTS = ("softmax", "l2", "sigmoid")
@@ -76,7 +76,7 @@ def layer_of(attention: str | None, **parts: object) -> tuple[torch.nn.Module, T
 
 def over(layer: torch.nn.Module, x: Tensor, eps: float) -> OverBall:
     radius = torch.tensor([eps], dtype=torch.float64)
-    return over_ball(layer, x, radius, radius[:, None].expand(1, x.shape[-2]))
+    return layer.over(x, radius, radius[:, None].expand(1, x.shape[-2]))
 
 
 CASES = [
@@ -119,14 +119,13 @@ def test_forms_bound_the_remainder(
 ) -> None:
     layer, x = layer_of(attention, **parts)
     found = over(layer, x, eps)
-    assert found.curved is not None
+    assert found.remainder is not None
     shares = []
     for _ in range(3):
         g = randn(*x.shape[1:])
-        corners, form = (
-            None if part is None else part[0, 0] for part in found.curved(g[None, None])
-        )
-        assert form is not None
+        left = found.remainder(g[None, None])
+        assert left.form is not None
+        form, corners = left.form[0, 0], None if left.corners is None else left.corners[0, 0]
         at, pull = torch.func.vjp(layer, x)
         slope = pull(g[None])[0]
 
@@ -176,7 +175,6 @@ def test_the_programme_is_solved_from_above_and_nearly_exactly(
 def test_no_attack_breaks_a_certificate_of_a_transformer(attention: str, depth: int) -> None:
     network, x = vit(attention, depth, seed=depth), images(8)
     assert all(float(norms.min()) >= 0.2 for norms in network.attention_norms())
-    assert in_tokens(list(network.layers))
     found = certify(network, x, [0.005, 0.05], bisections=4)
     radius = torch.tensor([one.radius for one in found[0]], dtype=torch.float64)
     assert (radius > 0).sum() >= 6
@@ -193,9 +191,10 @@ def test_margins_fall_by_less_than_every_bound_says(attention: str) -> None:
     labels = clean.logits.argmax(1)
     clean.aim(labels)
     eps = torch.full((3,), 0.2, dtype=torch.float64)
-    joint = Joint(clean.layers, clean.values, eps)
+    joint = Joint(clean.links, clean.values, eps)
     cut, whole = joint.falls(clean.gradients)
-    wise = joint.layerwise(clean.gradients[-2])
+    assert joint.fits
+    wise = joint.layerwise(clean.gradients, torch.arange(3))
     linear = clean.norms[0] * eps
     noise = torch.randn(
         200, *x.shape[1:], dtype=torch.float64, generator=torch.Generator().manual_seed(0)
@@ -220,7 +219,7 @@ def test_margins_that_fall_faster_than_their_slope_stay_below_every_bound(activa
     labels = clean.logits.argmax(1)
     clean.aim(labels)
     faster, eps = 0, torch.full((6,), 0.3, dtype=torch.float64)
-    cut, whole = Joint(clean.layers, clean.values, eps).falls(clean.gradients)
+    cut, whole = Joint(clean.links, clean.values, eps).falls(clean.gradients)
     for i in range(6):
         for j in range(2):
             other = torch.tensor([k for k in range(3) if k != labels[i]])[j]
@@ -249,11 +248,11 @@ def test_the_joint_programme_is_sharper_than_remainders_one_by_one() -> None:
     clean.aim(clean.logits.argmax(1))
     eps = torch.full((2,), 0.2, dtype=torch.float64)
     whole, radius = clean.norms[0] * eps, eps
-    for number, layer in enumerate(clean.layers[:-1]):
-        rest = layer.remainder(clean.values[number], radius, clean.gradients[number + 1])
-        assert rest is not None
-        whole, radius = whole + rest, layer.sensitivity(clean.values[number], radius)
-    _, together = Joint(clean.layers, clean.values, eps).falls(clean.gradients)
+    for number, link in enumerate(clean.links[:-1]):
+        found = link.over(clean.values[number], radius)
+        rest = link.remainder(found, clean.gradients[number + 1]).within(radius)
+        whole, radius = whole + rest, found.radius
+    _, together = Joint(clean.links, clean.values, eps).falls(clean.gradients)
     linear = clean.norms[0] * eps
     assert float(((together - linear) / (whole - linear)).median()) < 0.95
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from attnscope.bounds import NoBound
 from attnscope.certification import certify
+from attnscope.layers import OverBall
 
 X = torch.full((2, 1, 6, 6), 0.5, dtype=torch.float64)
 
@@ -30,8 +31,8 @@ class Opaque(nn.Module):
 
 
 class Wrong(Opaque):
-    def sensitivity(self, x: Tensor, eps: Tensor) -> Tensor:
-        return eps.sum()
+    def over(self, x: Tensor, eps: Tensor, each: Tensor | None = None) -> OverBall:
+        return OverBall(eps[:, None])
 
 
 @pytest.mark.parametrize(
@@ -72,8 +73,9 @@ def test_a_layer_that_mixes_images_is_refused() -> None:
         certify(nn.Sequential(nn.Flatten(0), nn.Linear(72, 3)).double().eval(), X, 0.1)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_declared_bounds_must_have_the_right_shape() -> None:
-    with pytest.raises(ValueError, match=r"sensitivity of layer 0 \(Wrong\)"):
+    with pytest.raises(ValueError, match=r"the radius of layer 0 \(Wrong\)"):
         certify(nn.Sequential(Wrong(), nn.Linear(36, 3)).double().eval(), X, 1e-3)
 
 

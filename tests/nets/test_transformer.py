@@ -158,7 +158,7 @@ def test_the_control_has_the_same_parts_but_attention() -> None:
 def test_a_language_model_refuses_a_bound_by_name() -> None:
     network = nets.Transformer(nets.Config.language(5, 8, **SMALL))
     with pytest.raises(NoBound):
-        network.layers[0].sensitivity(torch.zeros(8), 0.1)
+        network.layers[0].over(torch.zeros(1, 8), torch.tensor([0.1]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from attnscope import nets
 from attnscope.certification import certify
 from attnscope.data.images import Images
-from attnscope.training import LOSSES, Plan, Progress, Training, fit, graded, look
+from attnscope.training import LOSSES, Progress, Recipe, Training, fit, graded, look
 from attnscope.training import fit as fit_function
 from attnscope.training.training import augmented, schedule
 
@@ -33,8 +33,8 @@ def patterns(count: int = 60, seed: int = 0) -> Images:
     return Images(pixels, labels, ("first", "second", "third"), "patterns")
 
 
-def plan(**parts: Any) -> Plan:
-    return Plan(**{"config": CONFIG, "steps": 12, "batch": 16, "rate": 0.02, "eps": 0.1, **parts})
+def recipe(**parts: Any) -> Recipe:
+    return Recipe(**{"config": CONFIG, "steps": 12, "batch": 16, "rate": 0.02, "eps": 0.1, **parts})
 
 
 def weights(network: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -89,7 +89,7 @@ def test_a_seed_and_a_number_of_steps_decide_the_network(loss: str) -> None:
     runs = []
     for seed in (5, 5, 6):
         training = Training(
-            plan(loss=loss, seed=seed, steps=3, shift=1, flip=True), data.pixels, data.labels
+            recipe(loss=loss, seed=seed, steps=3, shift=1, flip=True), data.pixels, data.labels
         )
         while training.progress < 1:
             training.advance()
@@ -99,7 +99,7 @@ def test_a_seed_and_a_number_of_steps_decide_the_network(loss: str) -> None:
 
 
 def test_training_learns_and_keeps_content_attention_alive(tmp_path: Path) -> None:
-    looked = fit(plan(steps=60, floor=0.35, cap=0.36), patterns(), patterns(30, seed=1), tmp_path)
+    looked = fit(recipe(steps=60, floor=0.35, cap=0.36), patterns(), patterns(30, seed=1), tmp_path)
     assert looked.clean > 0.9
     assert looked.certified is not None
     assert 0.5 < looked.certified <= looked.clean
@@ -114,7 +114,7 @@ def test_training_learns_and_keeps_content_attention_alive(tmp_path: Path) -> No
 
 
 def test_the_certified_share_is_that_of_certify(tmp_path: Path) -> None:
-    looked = fit(plan(steps=40), patterns(), patterns(12, seed=1), tmp_path)
+    looked = fit(recipe(steps=40), patterns(), patterns(12, seed=1), tmp_path)
     images = patterns(12, seed=1)
     proved = certify(
         nets.load(tmp_path).double().eval(), images.pixels.double(), 0.1, images.labels
@@ -124,7 +124,7 @@ def test_the_certified_share_is_that_of_certify(tmp_path: Path) -> None:
 
 def test_a_variant_without_a_bound_is_trained_and_says_so(tmp_path: Path) -> None:
     config = replace(CONFIG, attention="linear")
-    assert fit(plan(config=config, steps=2), patterns(), patterns(3), tmp_path).certified is None
+    assert fit(recipe(config=config, steps=2), patterns(), patterns(3), tmp_path).certified is None
 
 
 def stopping_after(steps: int) -> Any:
@@ -137,10 +137,10 @@ def stopping_after(steps: int) -> Any:
 
 def test_resuming_equals_never_having_stopped(tmp_path: Path) -> None:
     data, held_out = patterns(), patterns(6, seed=1)
-    fit(plan(steps=45), data, held_out, tmp_path / "whole")
-    fit(plan(steps=45), data, held_out, tmp_path / "parts", watch=stopping_after(25))
+    fit(recipe(steps=45), data, held_out, tmp_path / "whole")
+    fit(recipe(steps=45), data, held_out, tmp_path / "parts", watch=stopping_after(25))
     assert nets.describe(tmp_path / "parts")["notes"]["finished"] is False
-    fit(plan(steps=45), data, held_out, tmp_path / "parts", resume=True)
+    fit(recipe(steps=45), data, held_out, tmp_path / "parts", resume=True)
     assert equal(weights(nets.load(tmp_path / "whole")), weights(nets.load(tmp_path / "parts")))
 
     def steps(folder: str) -> list[int]:
@@ -159,14 +159,14 @@ def test_an_interrupt_at_any_moment_keeps_the_checkpoint(tmp_path: Path) -> None
 
     data, held_out = patterns(), patterns(6, seed=1)
     with pytest.raises(KeyboardInterrupt):
-        fit(plan(), data, held_out, tmp_path / "parts", watch=watch)
-    fit(plan(), data, held_out, tmp_path / "parts", resume=True)
-    fit(plan(), data, held_out, tmp_path / "whole")
+        fit(recipe(), data, held_out, tmp_path / "parts", watch=watch)
+    fit(recipe(), data, held_out, tmp_path / "parts", resume=True)
+    fit(recipe(), data, held_out, tmp_path / "whole")
     assert equal(weights(nets.load(tmp_path / "whole")), weights(nets.load(tmp_path / "parts")))
 
 
 def stopped(folder: Path) -> Path:
-    fit(plan(), patterns(), patterns(3), folder, watch=stopping_after(4))
+    fit(recipe(), patterns(), patterns(3), folder, watch=stopping_after(4))
     return folder / "training.safetensors"
 
 
@@ -188,20 +188,20 @@ def test_a_broken_checkpoint_is_refused(tmp_path: Path) -> None:
         path.write_bytes(whole)
         rewritten(path, change)
         with pytest.raises(ValueError, match=says):
-            fit(plan(), patterns(), patterns(3), tmp_path, resume=True)
+            fit(recipe(), patterns(), patterns(3), tmp_path, resume=True)
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="cut off"):
-        fit(plan(), patterns(), patterns(3), tmp_path, resume=True)
+        fit(recipe(), patterns(), patterns(3), tmp_path, resume=True)
     path.write_bytes(whole)
     with pytest.raises(ValueError, match="another rate"):
-        fit(plan(rate=0.01), patterns(), patterns(3), tmp_path, resume=True)
+        fit(recipe(rate=0.01), patterns(), patterns(3), tmp_path, resume=True)
     with pytest.raises(ValueError, match="no training to resume"):
-        fit_function(plan(), patterns(), patterns(3), tmp_path / "elsewhere", resume=True)
+        fit_function(recipe(), patterns(), patterns(3), tmp_path / "elsewhere", resume=True)
 
 
 def test_minutes_are_a_budget_too() -> None:
     data = patterns()
-    training = Training(plan(steps=None, minutes=0.005), data.pixels, data.labels)
+    training = Training(recipe(steps=None, minutes=0.005), data.pixels, data.labels)
     while training.progress < 1:
         training.advance()
     assert training.seconds >= 0.3
@@ -248,20 +248,20 @@ def test_shifts_move_images_and_repeat_their_edge(generator: torch.Generator) ->
         ({"config": nets.Config.language(5, 4)}, "classifiers"),
     ],
 )
-def test_a_plan_that_makes_no_sense_is_refused(
+def test_a_recipe_that_makes_no_sense_is_refused(
     parts: dict[str, Any], says: str, unchecked: None
 ) -> None:
     with pytest.raises(ValueError, match=says):
-        plan(**parts)
+        recipe(**parts)
 
 
 def test_images_that_do_not_fit_and_losses_that_diverge_are_refused() -> None:
     data = patterns()
     with pytest.raises(ValueError, match=r"\(1, 4, 4\)"):
-        Training(plan(), data.pixels[..., :2], data.labels)
+        Training(recipe(), data.pixels[..., :2], data.labels)
     with pytest.raises(ValueError, match="3 classes"):
-        Training(plan(), data.pixels, data.labels + 1)
-    training = Training(plan(rate=1e30), data.pixels, data.labels)
+        Training(recipe(), data.pixels, data.labels + 1)
+    training = Training(recipe(rate=1e30), data.pixels, data.labels)
 
     def go_on() -> None:
         for _ in range(5):

@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, final
 
+from attnscope.norms import SLACK
+
 Method = Literal["none", "layer-wise", "margin form", "NT4"]
 
 ASSUMPTIONS = (
-    "l2 ball in the space of pixels, which may leave [0, 1]; the network is the function of its"
-    " weights in exact arithmetic, evaluated in float64 with a relative slack of 1e-9 in every"
-    " radius, norm, remainder and margin (stated slack, not interval arithmetic)"
+    "l2 ball in the space of the input, which may leave the range of pixels; the network is the"
+    " function of its weights in exact arithmetic, evaluated in float64 with a relative slack of"
+    f" {SLACK:g} in every radius, norm, remainder and margin (stated slack, not interval"
+    " arithmetic); it is the chain of its layers: its forward was followed at the image and at a"
+    " random point of the ball and did nothing but hand each layer's output to the next, no module"
+    " has hooks, and reparametrised weights were computed anew; bounds that layers of your own"
+    " declare are taken at their word"
 )
 
 

@@ -18,12 +18,11 @@ from __future__ import annotations
 from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from attnscope.certification.layers import Layer, within_reach
-from attnscope.certification.tokens import OverBall, over_ball
-from attnscope.nets import PatchEmbedding
+from attnscope.certification.chain import Link, within_reach
+from attnscope.layers import OverBall, affine, same
 from attnscope.norms import SLACK, TINY, largest_root, positive_norm
 
 NEWTON = 4
@@ -32,37 +31,58 @@ NEWTON = 4
 
 @final
 class Joint:
-    """Images and radii: budgets and radii of all layers at once, then margins a few at a time."""
+    """Images and radii: budgets and radii of all layers at once, then margins a few at a time.
 
-    def __init__(self, layers: list[Layer], values: list[Tensor], eps: Float[Tensor, " k"]) -> None:
-        embedding = layers[0].bounds
-        assert isinstance(embedding, PatchEmbedding)
-        self.embedding, self.eps = embedding, eps
-        stretch, tokens = embedding.norm() * (1 + SLACK), values[1].shape[-2]
-        self.radii = [eps, stretch * eps]
-        self.budgets = [
-            stretch * torch.eye(tokens, dtype=eps.dtype, device=eps.device).expand(len(eps), -1, -1)
-        ]
-        self.parts: list[OverBall] = []
+    Layers that have budgets come first, from the image on; those after them count by their radius
+    and the whole of their remainder. `fits` says whether the chain is of this kind: with a budget
+    for its first layer, and a remainder for every one.
+    """
+
+    def __init__(self, links: list[Link], values: list[Tensor], eps: Float[Tensor, " k"]) -> None:
+        self.links, self.eps, self.radii = links, eps, [eps]
+        self.found: list[OverBall] = []
+        self.budgets: list[Tensor] = []
         self.lost = torch.zeros_like(eps, dtype=torch.bool)
-        for layer, x in zip(layers[1:-1], values[1:], strict=False):
-            budget = self.budgets[-1]
+        self.fits, each = True, _alone(values[0], eps)
+        for number, (link, x) in enumerate(zip(links, values, strict=False)):
             self.radii[-1], lost = within_reach(self.radii[-1])
             self.lost = self.lost | lost
-            each = torch.minimum(
-                torch.linalg.vector_norm(budget, dim=-1) * eps[:, None], self.radii[-1][:, None]
-            ) * (1 + SLACK)
-            with layer.named():
-                part = over_ball(layer.bounds, x, self.radii[-1], each)
-            self.parts.append(part)
-            self.budgets.append(part.budget @ budget * (1 + SLACK))
-            self.radii.append(
-                torch.minimum(part.radius, positive_norm(self.budgets[-1]) * eps) * (1 + SLACK)
-            )
+            found = link.over(x, self.radii[-1], each)
+            self.found.append(found)
+            self.fits = found.remainder is not None and (number > 0 or found.budget is not None)
+            if not self.fits:
+                return
+            self.radii.append(found.radius)
+            if each is not None or number == 0:  # a layer without tokens ends the budgets for good
+                each = self._follow(found)
 
-    def layerwise(self, gradient: Float[Tensor, "c k ..."]) -> Float[Tensor, "c k"]:
-        """How far margins with these gradients before the head can fall, by the radius there."""
-        return self._sound(torch.linalg.vector_norm(gradient.flatten(2), dim=-1) * self.radii[-1])
+    def _follow(self, found: OverBall) -> Float[Tensor, "k n"] | None:
+        """Carry the budgets through a layer; the radii of the tokens behind it, None when there are
+        no tokens.
+        """
+        if found.budget is None:
+            return None
+        if not self.budgets:
+            self.budgets.append(same(found.budget))
+        self.budgets.append(found.budget @ self.budgets[-1] * (1 + SLACK))
+        reach = torch.minimum(self.radii[-1], positive_norm(self.budgets[-1]) * self.eps)
+        self.radii[-1] = reach * (1 + SLACK)
+        rows = torch.linalg.vector_norm(self.budgets[-1], dim=-1) * self.eps[:, None]
+        return torch.minimum(rows, self.radii[-1][:, None]) * (1 + SLACK)
+
+    def layerwise(
+        self, gradients: list[Float[Tensor, "c b ..."]], image: Int[Tensor, " k"]
+    ) -> Float[Tensor, "c k"]:
+        """How far margins of these images of a batch can fall, by the radius after the last layer
+        that is not affine.
+        """
+        last = len(self.found)
+        while last > 0 and self.found[last - 1].remainder is affine:
+            last -= 1
+        return self._sound(
+            torch.linalg.vector_norm(gradients[last][:, image].flatten(2), dim=-1)
+            * self.radii[last]
+        )
 
     def falls(
         self, gradients: list[Float[Tensor, "c k ..."]]
@@ -70,36 +90,35 @@ class Joint:
         """How far margins can fall, from their gradients at the image and after every layer: by
         cuts within, and from the image on.
         """
-        slopes, eps = self.embedding.patches(gradients[0]), self.eps
+        cut_up, eps = self.found[0].cut, self.eps
+        slopes = gradients[0] if cut_up is None else cut_up(gradients[0])
         gamma = torch.linalg.vector_norm(slopes, dim=-1)
         along = gamma / torch.linalg.vector_norm(gamma, dim=-1, keepdim=True).clamp(min=TINY)
         spent = torch.zeros_like(gamma[..., 0])
         whole = torch.zeros(*gamma.shape, gamma.shape[-1], dtype=gamma.dtype, device=gamma.device)
         tail, cut = torch.zeros_like(spent), torch.full_like(spent, torch.inf)
-        for number in reversed(range(len(self.parts))):
-            part, budget, radius, gradient = (
-                self.parts[number],
-                self.budgets[number],
-                self.radii[number + 1],
-                gradients[number + 2],
-            )
-            if part.curved is None:
-                continue
-            corners, form = part.curved(gradient)
-            plain, lifted = largest_root(form) * radius.square() / 2, budget.mT @ form @ budget
-            here = (along * (lifted @ along[..., None])[..., 0]).sum(-1) * eps.square() / 2
-            whole = whole + torch.where((here < plain)[..., None, None], lifted, 0.0)
-            spent = spent + torch.where(here < plain, 0.0, plain)
-            if corners is not None:
-                gamma = gamma + (corners[..., None, :] @ budget)[..., 0, :]
-                plain = plain + torch.linalg.vector_norm(corners, dim=-1) * radius
+        curved = [n for n, found in enumerate(self.found) if found.remainder is not affine]
+        for number in reversed(curved):
+            radius = self.radii[number]
+            rest = self.links[number].remainder(self.found[number], gradients[number + 1])
+            if rest.form is None or number >= len(self.budgets):
+                plain = rest.within(radius)
+                spent = spent + plain
+            else:
+                budget, bent = self.budgets[number], rest.bent(radius)
+                lifted = budget.mT @ rest.form @ budget
+                here = (along * (lifted @ along[..., None])[..., 0]).sum(-1) * eps.square() / 2
+                whole = whole + torch.where((here < bent)[..., None, None], lifted, 0.0)
+                spent = spent + torch.where(here < bent, 0.0, bent)
+                if rest.corners is not None:
+                    gamma = gamma + (rest.corners[..., None, :] @ budget)[..., 0, :]
+                plain = bent + rest.kinks(radius)
+                if rest.whole is not None:
+                    plain = torch.minimum(plain, rest.whole)
             tail = tail + plain
-            if any(before.curved is not None for before in self.parts[:number]):
-                cut = torch.minimum(
-                    cut,
-                    torch.linalg.vector_norm(gradients[number + 1].flatten(2), dim=-1) * radius
-                    + tail,
-                )
+            if number > curved[0]:
+                size = torch.linalg.vector_norm(gradients[number].flatten(2), dim=-1)
+                cut = torch.minimum(cut, size * radius + tail)
         plain = torch.linalg.vector_norm(slopes.flatten(2), dim=-1) * eps + tail
         return self._sound(cut), self._sound(
             torch.minimum(plain, spent + largest_rise(gamma, whole, eps))
@@ -107,6 +126,11 @@ class Joint:
 
     def _sound(self, fall: Float[Tensor, "c k"]) -> Float[Tensor, "c k"]:
         return (fall * (1 + SLACK)).masked_fill(self.lost, torch.inf)
+
+
+def _alone(x: Float[Tensor, "k ..."], eps: Float[Tensor, " k"]) -> Float[Tensor, "k n"] | None:
+    """At the input a single token may take all of the radius; None when the input is no tokens."""
+    return eps[:, None].expand(x.shape[:2]) if x.ndim == 3 else None
 
 
 def largest_rise(

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from typing import Any, overload
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnscope.attacks.pgd import check_labels
 from attnscope.certification.certificate import ASSUMPTIONS, Certificate
-from attnscope.certification.layers import Layer, chain
+from attnscope.certification.chain import Link, chain
+from attnscope.certification.exact import NotTheChain, exact, follow
 from attnscope.certification.telescope import METHODS, Clean
 from attnscope.validation import check_positive, check_tensor, described
 
 ENTRIES = 2**24
 """Entries of the gradients of all classes at all layers held at once, in images times that."""
+AGREEMENT = 1e-8
+"""How closely, for rounding, the network must agree with its layers one after the other."""
+
+Number = float | np.number[Any] | Tensor
+"""A number; a tensor has one entry."""
 
 
 @overload
 def certify(
     network: nn.Module,
     images: Tensor,
-    eps: float,
+    eps: float | np.number[Any],
     labels: Tensor | None = None,
     *,
     bisections: int = 0,
@@ -36,17 +43,28 @@ def certify(
 def certify(
     network: nn.Module,
     images: Tensor,
-    eps: Sequence[float],
+    eps: Sequence[Number],
     labels: Tensor | None = None,
     *,
     bisections: int = 0,
 ) -> list[list[Certificate]]: ...
 
 
+@overload
+def certify(
+    network: nn.Module,
+    images: Tensor,
+    eps: Tensor | NDArray[Any],
+    labels: Tensor | None = None,
+    *,
+    bisections: int = 0,
+) -> list[Certificate] | list[list[Certificate]]: ...
+
+
 def certify(
     network: nn.Module,
     images: Float[Tensor, "b ..."],
-    eps: float | Sequence[float],
+    eps: Number | Sequence[Number] | NDArray[Any],
     labels: Int[Tensor, " b"] | None = None,
     *,
     bisections: int = 0,
@@ -54,64 +72,94 @@ def certify(
     """Which images keep their class under every perturbation of l2 norm at most eps: one
     certificate per image, proved.
 
-    With several eps there is one list of certificates for each. `labels` are the classes to certify
-    (default: those that the network predicts). `bisections` further radii are tried for each image
-    between the largest that was proved and the largest that can be.
+    Args:
+        network: a chain of layers that keep the contract of `attnscope.layers.Layer`, and of
+            torch's own, in evaluation mode. It is copied, and refused when its forward does
+            anything else.
+        images: pixels in [0, 1], or embedded tokens (b, n, d) of any size for a network that begins
+            with a layer on tokens.
+        eps: one radius, or several; with several there is one list of certificates for each.
+        labels: the classes to certify; those that the network predicts by default.
+        bisections: so many further radii are tried for each image between the largest that was
+            proved and the largest that can be.
+
+    Returns:
+        One `Certificate` per image, or a list of them for each eps.
     """
-    several = _checked_eps(eps)
+    several, single = _checked_eps(eps)
     if isinstance(bisections, bool) or not isinstance(bisections, int) or bisections < 0:
         raise ValueError(
             f"bisections must be a whole number of at least 0, got {described(bisections)}."
         )
     _check_network(network)
-    _check_images(images)
-    exact = copy.deepcopy(network).to(torch.float64).requires_grad_(False)
-    layers = chain(exact)
+    check_tensor("images", images, "... b")
+    with torch.inference_mode(False), torch.no_grad():
+        copied = exact(network)
+        found = _certified(copied, chain(copied), images, several, labels, bisections)
+    return found[0] if single else found
+
+
+def _certified(
+    network: nn.Module,
+    links: list[Link],
+    images: Float[Tensor, "b ..."],
+    several: list[float],
+    labels: Int[Tensor, " b"] | None,
+    bisections: int,
+) -> list[list[Certificate]]:
+    """As many images at a time as memory allows; the first by itself, to see how large they get."""
+    _check_images(images, links)
     found: list[list[Certificate]] = [[] for _ in several]
     at, size = 0, 1
     while at < len(images):
-        part = images[at : at + size].to(torch.float64)
-        clean = _clean(exact, layers, part)
-        classes = (
+        part = images[at : at + size].to(torch.float64, copy=True)
+        clean = _clean(network, links, part)
+        clean.aim(
             clean.logits.argmax(1)
             if labels is None
             else _checked_labels(labels, images, clean)[at : at + size]
         )
+        farthest = _farthest(clean)
+        reach = torch.full_like(farthest, max(several))
+        if bisections:
+            reach = torch.maximum(reach, farthest)
+        _check_elsewhere(network, links, part, reach)
         for made, more in zip(
-            found, _certificates(clean, classes, several, bisections), strict=True
+            found, _certificates(clean, farthest, several, bisections), strict=True
         ):
             made += more
         at += size
         size = max(
             1, ENTRIES // (clean.logits.shape[1] * sum(value[0].numel() for value in clean.values))
         )
-    return found[0] if isinstance(eps, int | float) else found
+    return found
+
+
+def _farthest(clean: Clean) -> Float[Tensor, " b"]:
+    """Where a bisection starts: where the linear part alone eats the margin, and never beyond the
+    cube that holds the input.
+    """
+    x = clean.values[0].flatten(1)
+    return torch.minimum(clean.limits(), math.sqrt(x.shape[1]) * x.abs().amax(1).clamp(min=1.0))
 
 
 def _certificates(
-    clean: Clean, labels: Int[Tensor, " b"], several: list[float], bisections: int
+    clean: Clean, farthest: Float[Tensor, " b"], several: list[float], bisections: int
 ) -> list[list[Certificate]]:
     """Radii from the largest down, so that an image certified at one is not tried at smaller
     ones.
     """
-    clean.aim(labels)
-    count = len(labels)
-    radius = torch.zeros(count, dtype=torch.float64, device=labels.device)
-    method = torch.zeros_like(labels)
-    least = torch.minimum(
-        clean.limits(), torch.as_tensor(math.sqrt(clean.values[0][0].numel()), dtype=torch.float64)
-    )
+    radius, method, high = torch.zeros_like(farthest), torch.zeros_like(clean.labels), farthest
     verdicts: dict[float, tuple[list[bool], list[int]]] = {}
     for eps in sorted(set(several), reverse=True):
         _try(clean, torch.full_like(radius, eps), radius, method)
         verdicts[eps] = ((radius >= eps).tolist(), method.tolist())
-    high = least
     for _ in range(bisections):
         middle = (radius + high) / 2
         before = radius.clone()
         _try(clean, middle, radius, torch.zeros_like(method))
         high = torch.where(radius > before, high, torch.minimum(high, middle))
-    margins, proved, names = clean.margins.amin(0).tolist(), radius.tolist(), labels.tolist()
+    margins, proved, names = clean.margins.amin(0).tolist(), radius.tolist(), clean.labels.tolist()
     return [
         [
             Certificate(
@@ -142,11 +190,12 @@ def _try(
     radius[done], method[done] = eps[done], how[how > 0]
 
 
-def _clean(network: nn.Module, layers: list[Layer], images: Tensor) -> Clean:
+def _clean(network: nn.Module, links: list[Link], images: Tensor) -> Clean:
     try:
-        clean = Clean(layers, images)
-        with torch.no_grad():
-            whole = network(images)
+        clean = Clean(links, images)
+        whole = follow(network, links, images)
+    except NotTheChain:
+        raise
     except (RuntimeError, ValueError) as failure:
         raise ValueError(
             f"images of shape {tuple(images.shape)} do not fit the network: {failure}"
@@ -161,23 +210,50 @@ def _clean(network: nn.Module, layers: list[Layer], images: Tensor) -> Clean:
         raise ValueError(
             "the network gives logits that are not finite for these images. Look at its weights."
         )
-    if whole.shape != logits.shape or not torch.allclose(whole, logits, rtol=1e-8, atol=1e-8):
-        raise ValueError(
-            "the network computes something else than its layers one after the other, so bounds of"
-            " its layers say nothing of it."
-        )
+    _check_agreement(whole, logits)
     return clean
 
 
-def _checked_eps(eps: object) -> list[float]:
-    several: list[Any] = (
-        list(eps) if isinstance(eps, Sequence) and not isinstance(eps, str) else [eps]
-    )
+def _check_elsewhere(
+    network: nn.Module, links: list[Link], images: Tensor, reach: Float[Tensor, " b"]
+) -> None:
+    """Follow the network at a random point of the ball around every image."""
+    generator = torch.Generator().manual_seed(len(images))
+    away = torch.randn(images.shape, dtype=torch.float64, generator=generator).flatten(1)
+    share = torch.rand(len(images), 1, dtype=torch.float64, generator=generator)
+    away = (share * away / torch.linalg.vector_norm(away, dim=1, keepdim=True)).to(images.device)
+    moved = images + (reach[:, None] * away).reshape(images.shape)
+    whole, made = follow(network, links, moved), moved
+    for link in links:
+        made = link.layer(made)
+    _check_agreement(whole, made)
+
+
+def _check_agreement(whole: Tensor, chained: Tensor) -> None:
+    if whole.shape != chained.shape or not torch.allclose(
+        whole, chained, rtol=AGREEMENT, atol=AGREEMENT, equal_nan=True
+    ):
+        raise NotTheChain(
+            "the network computes something else than its layers one after the other, so bounds of"
+            " its layers say nothing of it."
+        )
+
+
+def _checked_eps(eps: object) -> tuple[list[float], bool]:
+    """The radii as plain numbers, and whether there was just one."""
+    if isinstance(eps, Tensor | np.ndarray | np.generic):
+        eps = eps.tolist()
+    single = isinstance(eps, str) or not isinstance(eps, Sequence)
+    several: list[Any] = [eps] if single else list(eps)  # type: ignore[call-overload]
     if not several:
         raise ValueError("eps must be a number above 0, or several of them, got none.")
-    for one in several:
+    plain = [
+        one.item() if isinstance(one, Tensor | np.ndarray | np.generic) and one.ndim == 0 else one
+        for one in several
+    ]
+    for one in plain:
         check_positive("eps", one)
-    return [float(one) for one in several]
+    return [float(one) for one in plain], single
 
 
 def _check_network(network: object) -> None:
@@ -198,20 +274,28 @@ def _check_network(network: object) -> None:
             )
 
 
-def _check_images(images: object) -> None:
-    check_tensor("images", images, "... b")
-    assert isinstance(images, Tensor)
+def _check_images(images: Tensor, links: list[Link]) -> None:
     if images.ndim < 2:
         raise ValueError(
             f"images must have shape (b, ...), a batch, got {described(images)}. Use image[None]"
             " for one."
         )
-    if images.min() < 0 or images.max() > 1:
+    if (images.min() < 0 or images.max() > 1) and not _on_tokens(images, links[0]):
         raise ValueError(
             f"pixels must lie in [0, 1], got values from {float(images.min()):.6g} to"
             f" {float(images.max()):.6g}. Divide by 255, or undo a normalisation and put it into"
             " the network."
         )
+
+
+def _on_tokens(images: Tensor, first: Link) -> bool:
+    """Whether the network begins with a layer on tokens (b, n, d), which are no pixels."""
+    if images.ndim != 3:
+        return False
+    x = images[:1].to(torch.float64, copy=True)
+    eps = torch.ones(1, dtype=torch.float64, device=x.device)
+    found = first.over(x, eps, eps[:, None].expand(1, x.shape[1]))
+    return found.budget is not None and found.cut is None
 
 
 def _checked_labels(labels: object, images: Tensor, clean: Clean) -> Tensor:

@@ -23,9 +23,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnscope.certification.certificate import Method
+from attnscope.certification.chain import Link, within_reach
 from attnscope.certification.joint import Joint
-from attnscope.certification.layers import Layer, within_reach
-from attnscope.certification.tokens import in_tokens
+from attnscope.layers import OverBall, affine
 from attnscope.norms import SLACK
 
 ENTRIES = 2**21
@@ -46,19 +46,22 @@ class Clean:
     certified at any radius.
     """
 
-    def __init__(self, layers: list[Layer], images: Float[Tensor, "b ..."]) -> None:
-        self.layers, self.tokens = layers, in_tokens([layer.bounds for layer in layers])
+    def __init__(self, links: list[Link], images: Float[Tensor, "b ..."]) -> None:
+        self.links, self.tokens = links, True
         self.values = [images.detach().requires_grad_()]
         with torch.enable_grad():
-            for layer in layers:
-                self.values.append(self._applied(layer, self.values[-1]))
+            for link in links:
+                self.values.append(self._applied(link, self.values[-1]))
         self.logits: Float[Tensor, "b classes"] = self.values[-1].detach()
 
-    def _applied(self, layer: Layer, x: Tensor) -> Tensor:
-        made = layer.apply(x)
+    def _applied(self, link: Link, x: Tensor) -> Tensor:
+        version = x._version
+        made = link.layer(x)
+        if x._version != version:
+            raise ValueError(f"{link.place} writes over its input. Let it return a new tensor.")
         if made.shape[:1] != x.shape[:1]:
             raise ValueError(
-                f"{layer.place} mixes images: it makes shape {tuple(made.shape)} of"
+                f"{link.place} mixes images: it makes shape {tuple(made.shape)} of"
                 f" {tuple(x.shape)}. Keep the first axis for the batch."
             )
         return made
@@ -67,6 +70,7 @@ class Clean:
         """Take the margins of these classes: their values, gradients at every cut and the norms of
         these.
         """
+        self.labels = labels
         count, classes = self.logits.shape
         numbers = torch.arange(classes, device=labels.device)
         others = numbers.expand(count, -1)[numbers != labels[:, None]].reshape(count, classes - 1).T
@@ -88,8 +92,10 @@ class Clean:
         output, classes = self.values[-1], self.logits.shape[1]
         per_class = []
         for number in range(classes):
+            with torch.enable_grad():
+                one = output[:, number].sum()
             found = torch.autograd.grad(
-                output[:, number].sum(),
+                one,
                 self.values,
                 retain_graph=number + 1 < classes,
                 allow_unused=True,
@@ -130,19 +136,24 @@ class _Pairs:
         self.tail = torch.zeros_like(self.margins)
         self.open = torch.ones_like(self.margins, dtype=torch.bool)
         self.method = torch.zeros_like(image)
+        self.radii: list[Tensor] = []
+        self.found: list[OverBall] = []
 
     def decide(self) -> Int[Tensor, " k"]:
-        if self.clean.tokens:
-            self._by_tokens()
+        clean = self.clean
+        if clean.tokens:
+            joint = Joint(clean.links, [x[self.image] for x in clean.values], self.eps)
+            clean.tokens = joint.fits
+        if clean.tokens:
+            self._by_tokens(joint)
         else:
             self._by_layers()
         return torch.where(self.open.any(0), UNDECIDED, self.method)
 
-    def _by_tokens(self) -> None:
+    def _by_tokens(self, joint: Joint) -> None:
         """Layer-wise first; gradients at all layers only for the margins that this leaves open."""
         clean, image = self.clean, self.image
-        joint = Joint(clean.layers, [x[image] for x in clean.values], self.eps)
-        self._close(joint.layerwise(clean.gradients[-2][:, image]), LAYERWISE)
+        self._close(joint.layerwise(clean.gradients, image), LAYERWISE)
         if not self.open.any():
             return
         most = int(self.open.sum(0).max())
@@ -166,19 +177,19 @@ class _Pairs:
         self.open[:, near], self.method[near] = rest.open, rest.method
 
     def _by_layers(self) -> None:
-        self.radii = [self.eps]
-        for layer, x in zip(self.clean.layers, self.clean.values, strict=False):
+        self.radii, self.found = [self.eps], []
+        for link, x in zip(self.clean.links, self.clean.values, strict=False):
             self.radii[-1], lost = within_reach(self.radii[-1])
             self.tail[:, lost] = torch.inf
-            self.radii.append(layer.sensitivity(x[self.image], self.radii[-1]))
-        self._cut(len(self.clean.layers))
-        for number in reversed(range(len(self.clean.layers))):
+            self.found.append(link.over(x[self.image], self.radii[-1]))
+            self.radii.append(self.found[-1].radius)
+        self._cut(len(self.found))
+        for number in reversed(range(len(self.found))):
             hopeful = self._hopeful()
             self.tail[:, ~hopeful] = torch.inf
-            pairs = torch.nonzero(hopeful)[:, 0]
-            if not len(pairs) or not self._absorb(number, pairs):
+            if not hopeful.any() or not self._absorb(number, hopeful):
                 break
-            if number == 0 or not self.clean.layers[number - 1].affine:
+            if number == 0 or self.found[number - 1].remainder is not affine:
                 self._cut(number)
 
     def _hopeful(self) -> Bool[Tensor, " k"]:
@@ -188,20 +199,16 @@ class _Pairs:
         least = self.tail + self.clean.norms[0, :, self.image] * self.eps
         return self.open.any(0) & ((least < self.margins) | ~self.open).all(0)
 
-    def _absorb(self, number: int, pairs: Int[Tensor, " p"]) -> bool:
-        """Add the remainder of one layer to the open margins of these pairs, or say that it has
-        none.
-        """
-        layer, which = self.clean.layers[number], self.image[pairs]
-        most = int(self.open[:, pairs].sum(0).max())
-        classes = self.open[:, pairs].to(torch.int8).topk(most, dim=0).indices
-        gradient = self.clean.gradients[number + 1][classes, which]
-        found = layer.remainder(
-            self.clean.values[number][which], self.radii[number][pairs], gradient
-        )
-        if found is None:
-            return False
-        self.tail[classes, pairs] = self.tail[classes, pairs] + found
+    def _absorb(self, number: int, hopeful: Bool[Tensor, " k"]) -> bool:
+        """Add the remainder of one layer to the open margins, or say that it has none."""
+        link, found = self.clean.links[number], self.found[number]
+        if found.remainder is None or found.remainder is affine:
+            return found.remainder is not None
+        most = int(self.open[:, hopeful].sum(0).max())
+        classes = self.open.to(torch.int8).topk(most, dim=0).indices
+        gradient = self.clean.gradients[number + 1][classes, self.image]
+        left = link.remainder(found, gradient).within(self.radii[number])
+        self.tail = self.tail.scatter_add(0, classes, left)
         return True
 
     def _cut(self, number: int) -> None:

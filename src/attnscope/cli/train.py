@@ -26,7 +26,7 @@ from rich.table import Table
 from attnscope.attention import variants
 from attnscope.data.images import Images
 from attnscope.nets import Config
-from attnscope.training import LOSSES, Look, Plan, Progress, fit
+from attnscope.training import LOSSES, Look, Progress, Recipe, fit
 from attnscope.training.files import LOG, STATE
 
 FLIPPED = ("cifar10",)
@@ -119,9 +119,9 @@ def command(
     _check_folder(folder, resume, overwrite)
     with console.status(f"Loading {data} ..."):
         train, held_out = _data(data, watched)
-    plan = _plan(options, train)
-    runs = [(plan, folder)] + (
-        [(plan.control(), folder / "control")] if control and attention != "none" else []
+    recipe = _recipe(options, train)
+    runs = [(recipe, folder)] + (
+        [(recipe.control(), folder / "control")] if control and attention != "none" else []
     )
     for each, place in runs:
         stored = (place / STATE).exists()
@@ -160,7 +160,7 @@ def _data(source: str, watched: int) -> tuple[Images, Images]:
     return train, Images(test.pixels[-watched:], test.labels[-watched:], test.classes, test.name)
 
 
-def _plan(options: dict[str, Any], train: Images) -> Plan:
+def _recipe(options: dict[str, Any], train: Images) -> Recipe:
     channels, height, width = train.pixels.shape[1:]
     patch = options["patch"] or _patch(height, width)
     if options["attention"] not in (*variants(), "none"):
@@ -187,7 +187,7 @@ def _plan(options: dict[str, Any], train: Images) -> Plan:
         half_width=options["half_width"],
     )
     minutes = 3.0 if options["minutes"] is None and options["steps"] is None else options["minutes"]
-    return Plan(
+    return Recipe(
         config,
         loss=options["loss"],
         eps=_number(options["eps"]),
@@ -287,15 +287,16 @@ def _percent(share: float | None) -> str:
     return "no bound" if share is None else f"{100 * share:.0f} %"
 
 
-def _show(console: Console, plan: Plan, looked: Look, folder: Path) -> None:
+def _show(console: Console, recipe: Recipe, looked: Look, folder: Path) -> None:
     table = Table(
         title=(
-            f"{plan.config.attention}, depth {plan.config.depth}: {looked.images} held-out images"
+            f"{recipe.config.attention}, depth {recipe.config.depth}:"
+            f" {looked.images} held-out images"
         ),
         show_header=False,
     )
     table.add_row("clean", _percent(looked.clean))
-    table.add_row(f"certified at {plan.eps:.4g} (proved)", _percent(looked.certified))
+    table.add_row(f"certified at {recipe.eps:.4g} (proved)", _percent(looked.certified))
     if looked.content_norms:
         table.add_row("clean with A set to 0", _percent(looked.content_off))
         norms = ["  ".join(f"{norm:.2f}" for norm in layer) for layer in looked.content_norms]

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, final
 
 from attnscope.attention import variants
-from attnscope.nets.head import POOLINGS
-from attnscope.nets.norms import NORMS
+from attnscope.layers import NORMS, POOLINGS
 from attnscope.validation import check_positive, described
 
 KINDS = ("classifier", "language")

@@ -1,4 +1,4 @@
-r"""A compact Transformer from the pieces of this folder: a causal language model or a classifier of
+r"""A compact Transformer made of layers: a causal language model or a classifier of
 images.
 """
 
@@ -12,14 +12,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnscope.attention import Heads, variants
-from attnscope.nets._layer import Layer
-from attnscope.nets.activations import activation
-from attnscope.nets.attention import ResidualAttention
+from attnscope.layers import (
+    MLP,
+    SLL,
+    ConvexPotential,
+    Head,
+    PatchEmbedding,
+    ResidualAttention,
+    ResidualMLP,
+    TokenEmbedding,
+    activation,
+    norm_layer,
+)
 from attnscope.nets.config import Config
-from attnscope.nets.embedding import PatchEmbedding, TokenEmbedding
-from attnscope.nets.head import Head
-from attnscope.nets.mlp import MLP, SLL, ConvexPotential, ResidualMLP
-from attnscope.nets.norms import norm_layer
 
 NEIGHBOURS = ((0, 1), (1, 0), (0, -1), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1), (0, 0))
 """Where the heads of a classifier look at first, in patches down and right."""
@@ -72,8 +77,8 @@ class Transformer(nn.Module):
         )
 
 
-def _layers(config: Config, generator: torch.Generator) -> list[Layer]:
-    layers: list[Layer] = []
+def _layers(config: Config, generator: torch.Generator) -> list[nn.Module]:
+    layers: list[nn.Module] = []
     if config.image is not None:
         layers.append(
             PatchEmbedding(

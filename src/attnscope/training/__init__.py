@@ -2,14 +2,14 @@
 
 from attnscope.training.fit import Look, Progress, fit, look
 from attnscope.training.losses import LOSSES, Graded, graded
-from attnscope.training.plan import Plan
+from attnscope.training.recipe import Recipe
 from attnscope.training.training import Seen, Training
 
 __all__ = [
     "LOSSES",
     "Graded",
     "Look",
-    "Plan",
+    "Recipe",
     "Progress",
     "Seen",
     "Training",

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from attnscope.files import write_atomically
-from attnscope.training.plan import Plan
+from attnscope.training.recipe import Recipe
 from attnscope.training.training import Training
 
 VERSION = 1
@@ -24,14 +24,14 @@ def store(training: Training, folder: Path) -> None:
     """Keep the training so that `take_up` can go on from here."""
     about = {
         "version": str(VERSION),
-        "plan": json.dumps(training.plan.as_dict()),
+        "plan": json.dumps(training.recipe.as_dict()),
         "at": json.dumps([training.step, training.seconds]),
     }
     write_atomically(folder / STATE, safetensors.torch.save(training.tensors(), about))
 
 
 def take_up(training: Training, folder: Path) -> None:
-    """Go on where the training stored in the folder stopped; it must have the same plan."""
+    """Go on where the training stored in the folder stopped; it must have the same recipe."""
     path = folder / STATE
     try:
         with safetensors.safe_open(path, "pt") as stored:
@@ -52,7 +52,7 @@ def take_up(training: Training, folder: Path) -> None:
             f"{str(path)!r} is of version {about.get('version')!r}, this attnscope resumes version"
             f" {VERSION}: start again."
         )
-    _check_plan(json.loads(about["plan"]), training.plan)
+    _check_recipe(json.loads(about["plan"]), training.recipe)
     bad = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     if bad:
         raise ValueError(
@@ -63,8 +63,8 @@ def take_up(training: Training, folder: Path) -> None:
     training.restore(tensors, int(step), float(seconds))
 
 
-def _check_plan(stored: dict[str, Any], plan: Plan) -> None:
-    wanted = json.loads(json.dumps(plan.as_dict()))
+def _check_recipe(stored: dict[str, Any], recipe: Recipe) -> None:
+    wanted = json.loads(json.dumps(recipe.as_dict()))
     differing = [name for name in wanted if stored.get(name) != wanted[name]]
     if differing:
         name = differing[0]

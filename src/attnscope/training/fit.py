@@ -1,4 +1,4 @@
-"""`fit`: from a plan and images to a trained network in a folder."""
+"""`fit`: from a recipe and images to a trained network in a folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnscope.certification import certify
 from attnscope.data.images import Images
 from attnscope.nets import Transformer, save
 from attnscope.training.files import STATE, Log, store, take_up
-from attnscope.training.plan import Plan
+from attnscope.training.recipe import Recipe
 from attnscope.training.training import Seen, Training
 
 LOG_EVERY = 20
@@ -28,8 +28,8 @@ STORE_SECONDS = 30.0
 @final
 @dataclass(frozen=True)
 class Look:
-    """The network on images held out: shares of them. `certified` is proved at the plan's eps, None
-    when a layer has no bound.
+    """The network on images held out: shares of them. `certified` is proved at the recipe's eps,
+    None when a layer has no bound.
     """
 
     images: int
@@ -72,7 +72,7 @@ class Progress:
 
 
 def fit(
-    plan: Plan,
+    recipe: Recipe,
     data: Images,
     held_out: Images,
     folder: Path,
@@ -91,7 +91,7 @@ def fit(
     raises, the checkpoint is kept and `resume=True` takes it up. With a budget in steps the resumed
     network equals the uninterrupted one.
     """
-    training = Training(plan, data.pixels, data.labels, device)
+    training = Training(recipe, data.pixels, data.labels, device)
     folder.mkdir(parents=True, exist_ok=True)
     if resume:
         take_up(training, folder)
@@ -123,7 +123,7 @@ def _run(
                 log.add({**seen._asdict(), "seconds": round(training.seconds, 3)})
             if next_look <= training.progress < 1:
                 next_look += 1 / LOOKS
-                looked = look(training.network, held_out, training.plan.eps)
+                looked = look(training.network, held_out, training.recipe.eps)
                 log.add({"step": training.step, **dataclasses.asdict(looked)})
             if time.monotonic() - stored > STORE_SECONDS:
                 store(training, folder)
@@ -131,17 +131,17 @@ def _run(
             going = watch(Progress(training.progress, seen, looked))
     finally:
         store(training, folder)
-    looked = look(training.network, held_out, training.plan.eps)
+    looked = look(training.network, held_out, training.recipe.eps)
     log.add({"step": training.step, **dataclasses.asdict(looked)})
     return looked, going
 
 
 def notes(training: Training, data: str, looked: Look, finished: bool) -> dict[str, Any]:
     """How the network came to be and what it reached on the images held out."""
-    plan = {name: value for name, value in training.plan.as_dict().items() if name != "config"}
+    recipe = {name: value for name, value in training.recipe.as_dict().items() if name != "config"}
     return {
         "data": data,
-        **plan,
+        **recipe,
         "steps_done": training.step,
         "seconds": round(training.seconds, 1),
         "finished": finished,

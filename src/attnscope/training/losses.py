@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from attnscope.layers import affine
 from attnscope.nets import Transformer
 
 LOSSES = ("margin", "gradient", "certified")
@@ -92,6 +93,8 @@ def _remainders(
     for layer, x, slope in zip(
         layers, values, slopes[1:], strict=False
     ):  # up to the head, which is linear
-        total = total + layer.remainder(x, radius, slope[None])[0]
-        radius = layer.sensitivity(x, radius)
+        found = layer.over(x, radius)
+        if found.remainder is not affine:
+            total = total + found.remainder(slope[None]).within(radius)[0]
+        radius = found.radius
     return total

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnscope.nets import Transformer
 from attnscope.training.losses import graded
-from attnscope.training.plan import Plan
+from attnscope.training.recipe import Recipe
 from attnscope.validation import described
 
 WARM_UP = 0.03
@@ -44,43 +44,43 @@ class Training:
 
     def __init__(
         self,
-        plan: Plan,
+        recipe: Recipe,
         pixels: Float[Tensor, "N C H W"],
         labels: Int[Tensor, " N"],
         device: str = "cpu",
     ) -> None:
-        config = plan.config
+        config = recipe.config
         if tuple(pixels.shape[1:]) != config.image:
             raise ValueError(f"the network reads images {config.image}, got {described(pixels)}.")
         if int(labels.max()) >= config.outputs:
             raise ValueError(
                 f"the network tells {config.outputs} classes apart, got label {int(labels.max())}."
             )
-        self.plan, self.pixels, self.labels, self.device = plan, pixels, labels, device
-        self.network = Transformer(config, plan.seed).to(device)
+        self.recipe, self.pixels, self.labels, self.device = recipe, pixels, labels, device
+        self.network = Transformer(config, recipe.seed).to(device)
         self.trained = {
             name: part for name, part in self.network.named_parameters() if part.requires_grad
         }
         self.optimiser = torch.optim.Adam(
-            self.trained.values(), lr=plan.rate, betas=(0.9, 0.98), foreach=False
+            self.trained.values(), lr=recipe.rate, betas=(0.9, 0.98), foreach=False
         )
         self.step, self.seconds = 0, 0.0
 
     @property
     def progress(self) -> float:
         """How much of the budget is spent, 0 to 1."""
-        if self.plan.steps is not None:
-            return min(1.0, self.step / self.plan.steps)
-        assert self.plan.minutes is not None
-        return min(1.0, self.seconds / (60 * self.plan.minutes))
+        if self.recipe.steps is not None:
+            return min(1.0, self.step / self.recipe.steps)
+        assert self.recipe.minutes is not None
+        return min(1.0, self.seconds / (60 * self.recipe.minutes))
 
     def advance(self) -> Seen:
         """One step of Adam on one batch."""
         begun = time.thread_time()
         x, labels = self._batch()
         for group in self.optimiser.param_groups:
-            group["lr"] = self.plan.rate * schedule(self.progress)
-        found = graded(self.plan.loss, self.network, x, labels, self.plan.eps)
+            group["lr"] = self.recipe.rate * schedule(self.progress)
+        found = graded(self.recipe.loss, self.network, x, labels, self.recipe.eps)
         if not math.isfinite(found.loss.item()):
             raise ValueError(
                 f"the loss is {found.loss.item()} at step {self.step}: training diverged, use a"
@@ -91,7 +91,7 @@ class Training:
         torch.nn.utils.clip_grad_norm_(self.trained.values(), 1.0, foreach=False)
         self.optimiser.step()
         for layer in self.network.attentions:
-            layer.hold(self.plan.floor, self.plan.cap, self.plan.value_cap)
+            layer.hold(self.recipe.floor, self.recipe.cap, self.recipe.value_cap)
         self.step += 1
         self.seconds += time.thread_time() - begun
         clean = (found.margins > 0).double().mean().item()
@@ -103,10 +103,10 @@ class Training:
         )
 
     def _batch(self) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed((self.plan.seed << 32) + self.step)
-        chosen = torch.randint(len(self.pixels), (self.plan.batch,), generator=generator)
+        generator = torch.Generator().manual_seed((self.recipe.seed << 32) + self.step)
+        chosen = torch.randint(len(self.pixels), (self.recipe.batch,), generator=generator)
         x = augmented(
-            self.pixels[chosen].to(torch.float32), self.plan.flip, self.plan.shift, generator
+            self.pixels[chosen].to(torch.float32), self.recipe.flip, self.recipe.shift, generator
         )
         return x.to(self.device), self.labels[chosen].to(self.device)
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from attnscope import bounds
 from attnscope.attention import Attention, Heads
+from attnscope.layers.contract import OverBall, Remainder
+from attnscope.layers.norms import Centre, Norm, refuse_unbounded
 from attnscope.measures import Particles
-from attnscope.nets._layer import Layer
-from attnscope.nets.norms import Centre, Norm, refuse_unbounded
-from attnscope.norms import SLACK, spectral_of_product
+from attnscope.norms import SLACK, positive_norm, spectral_of_product
 
 
 @final
-class ResidualAttention(Layer):
+class ResidualAttention(nn.Module):
     r"""$x + s\,\Gamma(Nx)$ with N a norm layer or nothing; the heads are parameters, the variant is
     a class of `attnscope.attention`.
     """
@@ -112,22 +112,36 @@ class ResidualAttention(Layer):
             ).clamp(min=torch.finfo(torch.float64).tiny)
             self.output.mul_((value_cap / written).clamp(max=1).to(self.output)[:, None, None])
 
-    def sensitivity(
-        self, x: Float[Tensor, "*stack n d"], eps: float | Tensor
-    ) -> Float[Tensor, "*out"]:
-        refuse_unbounded(self.norm)
-        found = bounds.sensitivity(
-            self.attention().to(torch.float64), x.double(), eps, residual=1 / self.step
-        )
-        return self.step * found.value * (1 + SLACK)
-
-    def remainder(
+    def over(
         self,
-        x: Float[Tensor, "*stack n d"],
-        eps: float | Tensor,
-        gradient: Float[Tensor, "c *stack n d"],
-    ) -> Float[Tensor, "c ..."]:
+        x: Float[Tensor, "k n d"],
+        eps: Float[Tensor, " k"],
+        each: Float[Tensor, "k n"] | None = None,
+    ) -> OverBall:
+        """The smallest of all theorems without tokens; one reading of the scores with them, which
+        is coarser and much cheaper.
+        """
         refuse_unbounded(self.norm)
-        return bounds.remainder(
-            self.attention().to(torch.float64), x.double(), eps, self.step * gradient.double()
-        ) * (1 + SLACK)
+        attention, tokens = self.attention().to(torch.float64), x.double()
+        if each is not None:
+            return self._by_tokens(attention, tokens, eps)
+        found = bounds.sensitivity(attention, tokens, eps, residual=1 / self.step)
+
+        def remainder(gradients: Float[Tensor, "c k n d"]) -> Remainder:
+            left = bounds.remainder(attention, tokens, eps, self.step * gradients.double())
+            return Remainder(whole=left * (1 + SLACK))
+
+        won = " or ".join(dict.fromkeys(found.name))
+        return OverBall(self.step * found.value * (1 + SLACK), None, remainder, won)
+
+    def _by_tokens(
+        self, attention: Attention, x: Float[Tensor, "k n d"], eps: Float[Tensor, " k"]
+    ) -> OverBall:
+        found = bounds.tokens_over_ball(attention, x, eps, 1 / self.step)
+        budget = self.step * found.budget
+        radius = torch.minimum(self.step * found.radius, positive_norm(budget) * eps)
+
+        def remainder(gradients: Float[Tensor, "c k n d"]) -> Remainder:
+            return Remainder(form=found.form(self.step * gradients))
+
+        return OverBall(radius, budget, remainder, "Token budgets")

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attnscope.nets._layer import LinearLayer, Unbounded
+from attnscope.layers.contract import AffineLayer, Unbounded, same
 from attnscope.norms import spectral
 from attnscope.validation import described
 
 
 @final
-class PatchEmbedding(LinearLayer):
+class PatchEmbedding(AffineLayer):
     r"""Image to tokens: $x_i = E(\text{patch}_i - \frac12) + p_i$, patches of size s that tile the
     image [dosovitskiy21].
 
     E starts as an isometry (or the adjoint of one), so that pixels and tokens move by the same
     amount; unless it is `learned` it stays one.
     """
-
-    in_axes = 3
 
     def __init__(
         self,
@@ -59,6 +58,15 @@ class PatchEmbedding(LinearLayer):
 
     def norm(self) -> Float[Tensor, ""]:
         return spectral(self.weight.detach().double())
+
+    def budget(
+        self, x: Float[Tensor, "k C H W"], norm: Float[Tensor, ""]
+    ) -> Float[Tensor, "k n n"] | None:
+        """Token i moves by at most the norm of E times the length of patch i."""
+        return norm * same(x, self.tokens)
+
+    def cut(self) -> Callable[[Tensor], Tensor] | None:
+        return self.patches
 
 
 @final

@@ -1,4 +1,4 @@
-"""What to train and how, as plain data: two runs with the same plan in steps give the same
+"""What to train and how, as plain data: two runs with the same recipe in steps give the same
 network.
 """
 
@@ -15,7 +15,7 @@ from attnscope.validation import check_positive, described
 
 @final
 @dataclass(frozen=True)
-class Plan:
+class Recipe:
     """A network, a loss and a budget: a number of `steps`, or `minutes` of computing."""
 
     config: Config
@@ -75,8 +75,8 @@ class Plan:
                 "only classifiers are trained here, got the config of a language model."
             )
 
-    def control(self) -> Plan:
-        """The same plan without attention."""
+    def control(self) -> Recipe:
+        """The same recipe without attention."""
         without = {**self.config.as_dict(), "attention": "none", "options": {}}
         return dataclasses.replace(self, config=Config.from_dict(without))
 

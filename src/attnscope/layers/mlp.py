@@ -7,16 +7,16 @@ sign, and the bounds of one serve all.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnscope.nets._layer import Layer, radii
-from attnscope.nets.activations import Activation
-from attnscope.nets.norms import Centre, Norm, refuse_unbounded
+from attnscope.layers.activations import Activation
+from attnscope.layers.contract import OverBall, Remainder, same
+from attnscope.layers.norms import Centre, Norm, refuse_unbounded
 from attnscope.norms import SLACK, spectral
 
 REFINED = 4
@@ -24,7 +24,7 @@ REFINED = 4
 """
 
 
-class MLP(Layer):
+class MLP(nn.Module, ABC):
     r"""$x_i + \sum_k u_k\,\sigma(\langle w_k, x_i\rangle + b_k)$; `weight` holds the $w_k$ as
     rows.
     """
@@ -43,6 +43,9 @@ class MLP(Layer):
         self.activation = activation
         self.norm = norm
 
+    theorem: str
+    """What bounds the slope."""
+
     @abstractmethod
     def written(self, weight: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
         """The rows $u_k$ that go with the rows $w_k$, in their dtype."""
@@ -56,45 +59,58 @@ class MLP(Layer):
         read = x if self.norm is None or isinstance(self.norm, Centre) else self.norm(x)
         return x + self.activation(read @ weight.mT + self.bias) @ self.written(weight)
 
-    def remainder(
-        self,
-        x: Float[Tensor, "*stack n d"],
-        eps: float | Tensor,
-        gradient: Float[Tensor, "c *stack n d"],
-    ) -> Float[Tensor, "c ..."]:
-        r"""$\frac12 e^2 \max_i \lambda_{\max}(\sum_k \beta_{ik} w_kw_k^T)$, $\beta_{ik} =
-        \kappa_{ik}\max(0, -\langle u_k, g_i\rangle)$.
+    @abstractmethod
+    def slope(self, weight: Float[Tensor, "m d"]) -> Float[Tensor, ""]:
+        """A Lipschitz constant of the block on one token, for these rows $w_k$ in float64."""
 
-        $\kappa$ is the curvature that the activation can show; units at a corner of the ReLU add
-        $e\,\|(l_i)_i\|$, $l_i = \min(\sum_k c_{ik}\|w_k\|, \|c_i\|\|W\|)$ with $c_{ik} = \max(0,
+    def over(
+        self,
+        x: Float[Tensor, "k n d"],
+        eps: Float[Tensor, " k"],
+        each: Float[Tensor, "k n"] | None = None,
+    ) -> OverBall:
+        r"""Tokens do not mix: the budget is the slope on the diagonal, and $M$ is diagonal too,
+        $M_{ii} = \lambda_{\max}(\sum_k \beta_{ik} w_kw_k^T)$, $\beta_{ik} = \kappa_{ik}\max(0,
+        -\langle u_k, g_i\rangle)$.
+
+        $\kappa$ is the curvature that the activation can show. Units at a corner of the ReLU add
+        the corners $l_i = \min(\sum_k c_{ik}\|w_k\|, \|c_i\|\|W\|)$ with $c_{ik} = \max(0,
         -\langle u_k, g_i\rangle)$ over them.
         """
         refuse_unbounded(self.norm)
         weight = self.rows().double()
-        e = radii(eps, x.shape[:-2], x.device)
-        u = x.double() @ weight.mT + self.bias.double()
-        length = torch.linalg.vector_norm(weight, dim=-1)
-        theta = e[..., None, None] * length * (1 + SLACK)
-        lowered = (-(gradient.double() @ self.written(weight).mT)).clamp(min=0)
-        lowered = lowered.reshape(
-            lowered.shape[0], *(1,) * (e.ndim - x.ndim + 2), *lowered.shape[1:]
-        )
-        kinked = self.activation.kinked(u, theta)
-        largest = _largest_curvature(lowered * self.activation.curvature(u, theta), weight)
-        total = largest * e.square() / 2
-        if kinked is not None:
-            corner = lowered * kinked
-            whole = torch.linalg.vector_norm(corner, dim=-1) * spectral(weight)
-            total = total + e * torch.linalg.vector_norm(
-                torch.minimum(corner @ length, whole), dim=-1
-            )
-        return total * (1 + SLACK)
+        slope = self.slope(weight) * (1 + SLACK)
+        reach = eps[:, None] if each is None else each
+
+        def remainder(gradients: Float[Tensor, "c k n d"]) -> Remainder:
+            length = torch.linalg.vector_norm(weight, dim=-1)
+            u = x.double() @ weight.mT + self.bias.double()
+            theta = reach[..., None] * length * (1 + SLACK)
+            lowered = (-(gradients.double() @ self.written(weight).mT)).clamp(min=0)
+            kappa, kinked = self.activation.curvature(u, theta), self.activation.kinked(u, theta)
+            corners = None
+            if kinked is not None:
+                kappa = kappa.masked_fill(kinked, 0.0)
+                corner = lowered * kinked
+                whole = torch.linalg.vector_norm(corner, dim=-1) * spectral(weight)
+                corners = torch.minimum(corner @ length, whole) * (1 + SLACK)
+            curved = _curvatures(lowered * kappa, weight)
+            if each is not None:
+                return Remainder(form=torch.diag_embed(curved * (1 + SLACK)), corners=corners)
+            total = _refined(curved, lowered * kappa, weight) * eps.square() / 2
+            if corners is not None:
+                total = total + eps * torch.linalg.vector_norm(corners, dim=-1)
+            return Remainder(whole=total * (1 + SLACK))
+
+        return OverBall(slope * eps, slope * same(x), remainder, self.theorem)
 
 
 class OneLipschitz(MLP):
     r"""$x - 2W^TT^{-1}\sigma(Wx + b)$ with a diagonal $T \succeq WW^T$: $J^2 \preceq I$ since $0
     \le \sigma' \le 1$ [araujo23].
     """
+
+    theorem = "1-Lipschitz block"
 
     @abstractmethod
     def scale(self, weight: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
@@ -103,11 +119,8 @@ class OneLipschitz(MLP):
     def written(self, weight: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
         return -2 * weight / self.scale(weight)[:, None]
 
-    def sensitivity(
-        self, x: Float[Tensor, "*stack n d"], eps: float | Tensor
-    ) -> Float[Tensor, "*out"]:
-        refuse_unbounded(self.norm)
-        return radii(eps, x.shape[:-2], x.device) * (1 + SLACK)
+    def slope(self, weight: Float[Tensor, "m d"]) -> Float[Tensor, ""]:
+        return torch.ones((), dtype=weight.dtype, device=weight.device)
 
 
 @final
@@ -148,6 +161,8 @@ class ResidualMLP(MLP):
     side.
     """
 
+    theorem = "product of norms"
+
     def __init__(
         self,
         dim: int,
@@ -164,31 +179,31 @@ class ResidualMLP(MLP):
     def written(self, weight: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
         return self.step * self.output.to(weight.dtype)
 
-    def sensitivity(
-        self, x: Float[Tensor, "*stack n d"], eps: float | Tensor
-    ) -> Float[Tensor, "*out"]:
-        refuse_unbounded(self.norm)
-        weight = self.rows().double()
-        slope = 1 + spectral(weight) * spectral(self.written(weight))
-        return radii(eps, x.shape[:-2], x.device) * slope * (1 + SLACK)
+    def slope(self, weight: Float[Tensor, "m d"]) -> Float[Tensor, ""]:
+        return 1 + spectral(weight) * spectral(self.written(weight))
 
 
-def _largest_curvature(
-    beta: Float[Tensor, "*stack n m"], weight: Float[Tensor, "m d"]
-) -> Float[Tensor, "*stack"]:
-    r"""At least $\max_i \lambda_{\max}(\sum_k \beta_{ik}w_kw_k^T)$.
-
-    Every token gets the smallest of $\max_k \sum_j \beta_{ij}|WW^T|_{jk}$, $(\beta_i^T(WW^T)^{\circ
-    2}\beta_i)^{1/2}$ and $\max_k\beta_{ik}\|W\|^2$; the few for which that is largest get the
-    eigenvalue itself.
+def _curvatures(
+    beta: Float[Tensor, "c k n m"], weight: Float[Tensor, "m d"]
+) -> Float[Tensor, "c k n"]:
+    r"""At least $\lambda_{\max}(\sum_k \beta_{ik}w_kw_k^T)$ for every token i: the smallest of
+    $\max_k \sum_j \beta_{ij}|WW^T|_{jk}$, $(\beta_i^T(WW^T)^{\circ 2}\beta_i)^{1/2}$ and
+    $\max_k\beta_{ik}\|W\|^2$.
     """
     gram = weight @ weight.mT
-    cheap = torch.minimum(
-        (beta @ gram.abs()).amax(-1), ((beta @ gram.square()) * beta).sum(-1).clamp(min=0).sqrt()
-    )
-    cheap = torch.minimum(cheap, beta.amax(-1) * spectral(weight).square())
+    frobenius = ((beta @ gram.square()) * beta).sum(-1).clamp(min=0).sqrt()
+    cheap = torch.minimum((beta @ gram.abs()).amax(-1), frobenius)
+    return torch.minimum(cheap, beta.amax(-1) * spectral(weight).square())
+
+
+def _refined(
+    curved: Float[Tensor, "c k n"], beta: Float[Tensor, "c k n m"], weight: Float[Tensor, "m d"]
+) -> Float[Tensor, "c k"]:
+    """The largest curvature of all tokens: the few for which the cheap bound is largest get the
+    eigenvalue itself.
+    """
     refined = min(REFINED, beta.shape[-2])
-    top = cheap.topk(min(refined + 1, beta.shape[-2]), dim=-1)
+    top = curved.topk(min(refined + 1, beta.shape[-2]), dim=-1)
     chosen = beta.gather(
         -2,
         top.indices[..., :refined, None].expand(*top.indices.shape[:-1], refined, beta.shape[-1]),

@@ -8,14 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnscope.nets._layer import LinearLayer
+from attnscope.layers.contract import AffineLayer
 from attnscope.norms import spectral
 
 POOLINGS = ("flatten", "mean", "tokens")
 
 
 @final
-class Head(LinearLayer):
+class Head(AffineLayer):
     r"""A linear map of all tokens side by side ("flatten"), of their mean ("mean"), or of each by
     itself ("tokens").
     """
@@ -29,10 +29,6 @@ class Head(LinearLayer):
         self.weight = nn.Parameter(torch.randn(classes, inputs, generator=generator) / inputs**0.5)
         self.bias = nn.Parameter(torch.zeros(classes))
 
-    @property
-    def out_axes(self) -> int:  # type: ignore[override]
-        return 2 if self.pooling == "tokens" else 1
-
     def forward(self, x: Tensor) -> Tensor:
         if self.pooling != "tokens":
             x = x.flatten(-2) if self.pooling == "flatten" else x.mean(-2)
@@ -41,3 +37,8 @@ class Head(LinearLayer):
     def norm(self) -> Float[Tensor, ""]:
         norm = spectral(self.weight.detach().double())
         return norm / self.tokens**0.5 if self.pooling == "mean" else norm
+
+    def budget(
+        self, x: Float[Tensor, "k n d"], norm: Float[Tensor, ""]
+    ) -> Float[Tensor, "k n n"] | None:
+        return super().budget(x, norm) if self.pooling == "tokens" else None

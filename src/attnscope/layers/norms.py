@@ -11,13 +11,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnscope.bounds import NoBound
-from attnscope.nets._layer import LinearLayer, Unbounded
+from attnscope.layers.contract import AffineLayer, Unbounded
 
 NORMS = ("none", "centre", "layer", "rms")
 
 
 @final
-class Centre(LinearLayer):
+class Centre(AffineLayer):
     r"""$x_i - \frac1d\sum_r x_{ir}$: the part of LayerNorm that is a projection, hence 1-Lipschitz
     [qi23].
     """

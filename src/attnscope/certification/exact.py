@@ -1,0 +1,192 @@
+"""The network that a certificate speaks of: a copy in float64 whose weights are what its modules
+compute, followed tensor by tensor to see that it is its chain of layers and nothing else.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.nn.utils import parametrize, remove_spectral_norm, remove_weight_norm
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+from torch.overrides import TorchFunctionMode
+
+from attnscope.certification.chain import Link
+
+HOOKS = {
+    "_forward_pre_hooks": "a forward pre-hook",
+    "_forward_hooks": "a forward hook",
+    "_backward_pre_hooks": "a backward pre-hook",
+    "_backward_hooks": "a backward hook",
+}
+GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_backward_hooks")
+
+HARMLESS = {
+    "shape", "ndim", "dtype", "device", "requires_grad", "is_cuda", "layout", "grad_fn", "is_leaf",
+    "size", "dim", "ndimension", "numel", "nelement", "__len__", "is_floating_point", "is_complex",
+    "stride", "is_contiguous", "element_size", "type", "get_device", "__hash__", "__repr__",
+    "_version",
+}  # fmt: skip
+"""What a forward may ask a tensor between two layers: nothing that depends on its entries."""
+
+
+class NotTheChain(ValueError):
+    """The network computes something else than its layers one after the other."""
+
+
+def exact(network: nn.Module) -> nn.Module:
+    """A copy in float64 with every reparametrised weight replaced by what its module would compute
+    with it, and nothing in it that writes over its input.
+
+    A hook can change anything that passes through it: a module with one is refused. Weights under
+    `weight_norm`, `spectral_norm` (old and new) and parametrisations are computed anew, since what
+    `module.weight` shows between two calls may be stale.
+    """
+    for name in GLOBAL_HOOKS:
+        if getattr(torch_module, name, None):
+            raise ValueError(
+                "there is no certificate while hooks for all modules are registered with torch"
+                f" ({name.strip('_')}): they may change what any layer computes. Remove them first."
+            )
+    copied = copy.deepcopy(network, _detached(network)).to(torch.float64).requires_grad_(False)
+    for place, module in copied.named_modules():
+        _materialise(module)
+        _refuse_changes(f"layer {place or 'the network'} ({type(module).__name__})", module)
+        if getattr(module, "inplace", False) is True:
+            module.inplace = False
+    return copied.requires_grad_(False)
+
+
+def _detached(network: nn.Module) -> dict[int, Any]:
+    """A memo for deepcopy with weights that are results of a computation, which torch does not
+    copy.
+    """
+    return {
+        id(value): value.detach().clone()
+        for module in network.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+
+
+def _materialise(module: nn.Module) -> None:
+    for hook in list(module._forward_pre_hooks.values()):
+        if type(hook) is WeightNorm:
+            remove_weight_norm(module, hook.name)
+        elif type(hook) is SpectralNorm:
+            remove_spectral_norm(module, hook.name)
+    if parametrize.is_parametrized(module):
+        for name in list(module.parametrizations):  # type: ignore[arg-type]
+            parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+
+
+def _refuse_changes(where: str, module: nn.Module) -> None:
+    for name, words in HOOKS.items():
+        if getattr(module, name, None):
+            raise ValueError(
+                f"there is no certificate, because {where} has {words}, which may change what the"
+                " layer computes. Remove it first, or write what it does as a layer."
+            )
+    if "forward" in vars(module) or "__call__" in vars(module):
+        raise ValueError(
+            f"there is no certificate, because the forward of {where} was replaced by hand. Write"
+            " a class of your own with this forward and its bounds."
+        )
+
+
+def follow(network: nn.Module, links: Sequence[Link], x: Tensor) -> Tensor:
+    """The output of the network, or `NotTheChain`: its forward must hand the input to the first
+    layer, the very output of each layer to the next and that of the last one back, and must look at
+    no entry of a tensor on the way.
+    """
+    start = (x, x._version)
+    with torch.no_grad(), _watched(links) as watch, watch:
+        made: Tensor = network(x)
+    calls = watch.calls
+    ran = [module for module, _, _ in calls]
+    if len(ran) != len(links) or any(
+        module is not link.module for module, link in zip(ran, links, strict=True)
+    ):
+        raise _refusal("it does not call each of its layers once, in their order")
+    current = start
+    for link, (_, entered, left) in zip(links, calls, strict=True):
+        if not _same(entered, current):
+            raise _refusal(f"what enters {link.place} is not what the part before it returned")
+        current = left
+    if not _same((made, made._version), current):
+        raise _refusal("what it returns is not what its last layer returned")
+    return made
+
+
+State = tuple[Tensor, int]
+"""A tensor and how often it had been written to."""
+
+
+def _same(one: State, other: State) -> bool:
+    return one[0] is other[0] and one[1] == other[1]
+
+
+def _refusal(how: str) -> NotTheChain:
+    return NotTheChain(
+        "the network computes something else than its layers one after the other, so bounds of its"
+        f" layers say nothing of it: {how}. Put what its forward does beside them into a layer."
+    )
+
+
+@final
+class _Watch(TorchFunctionMode):
+    """Sees every use of a tensor; between two layers only those that ask no entry are let pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[nn.Module, State, State]] = []
+        self.within: list[tuple[nn.Module, State]] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        name = getattr(func, "__name__", str(func))
+        if name == "__get__":  # the getter of a property of tensors
+            name = getattr(getattr(func, "__self__", None), "__name__", name)
+        if not self.within and name not in HARMLESS:
+            raise _refusal(f"it calls {name} between two layers")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _watched(links: Sequence[Link]) -> Iterator[_Watch]:
+    """Hooks on the layers that write down what enters and leaves them."""
+    watch = _Watch()
+
+    def entering(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if len(given) != 1 or named or not isinstance(given[0], Tensor):
+            raise _refusal(f"it calls a {type(module).__name__} with more than one tensor")
+        watch.within.append((module, (given[0], given[0]._version)))
+
+    def leaving(module: nn.Module, _: tuple[Any, ...], made: Any) -> None:
+        began, entered = watch.within.pop()
+        assert began is module
+        if not isinstance(made, Tensor):
+            raise _refusal(f"a {type(module).__name__} returns no tensor")
+        if not watch.within:
+            watch.calls.append((module, entered, (made, made._version)))
+
+    handles = []
+    for module in {id(link.module): link.module for link in links}.values():
+        handles.append(module.register_forward_pre_hook(entering, with_kwargs=True))
+        handles.append(module.register_forward_hook(leaving))
+    try:
+        yield watch
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,291 @@
+r"""Activations: functions of single entries, and the curvature that a certificate pays for each.
+
+For $a$ applied to each entry, $-\langle g, R\rangle = -\sum_i g_i\rho_i(t_i)$ with $\rho_i(t) =
+a(u_i + t) - a(u_i) - a'(u_i)t$. An entry counts with a weight $c_i \ge 0$ and a curvature
+$\kappa_i$ such that $-g_i\rho_i(t) \le c_i\kappa_it^2/2$ for $|t| \le \theta$, or, near a corner,
+$\le c_i|t|$.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from attnscope.layers.contract import OverBall, Remainder, same
+from attnscope.norms import SLACK
+from attnscope.validation import check_positive
+
+NEAR = 0.25
+"""Entries with |u| below this part of theta are near a corner, and take the linear bound."""
+PARTS = (0.0, 0.0625, NEAR, 0.5, 1.0)
+"""The same, tried one after the other where the best of them can be taken."""
+
+
+class Entrywise(nn.Module, ABC):
+    r"""A function of every entry by itself; as a layer it moves an input by at most its largest
+    slope times as far.
+    """
+
+    slope = 1.0
+    """The largest slope, in absolute value."""
+    cornered = False
+    """Whether there is a corner at 0, near which no curvature is finite."""
+
+    @abstractmethod
+    def forward(self, u: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def curvature(
+        self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]
+    ) -> Float[Tensor, "*out"]:
+        r"""$\kappa$, at least $2|\rho(t)|/t^2$ over $|t| \le \theta$ (up to the factor in
+        `weights`).
+        """
+
+    @abstractmethod
+    def weights(self, gradients: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The $c_i$ of each direction: 0 where the remainder has the harmless sign."""
+
+    def kinked(
+        self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"], part: float = NEAR
+    ) -> Bool[Tensor, "*out"] | None:
+        r"""Where a linear bound must stand in for the curvature; None: nowhere."""
+        return u.abs() < part * theta if self.cornered else None
+
+    def over(
+        self,
+        x: Float[Tensor, "k ..."],
+        eps: Float[Tensor, " k"],
+        each: Float[Tensor, "k n"] | None = None,
+    ) -> OverBall:
+        """Tokens do not mix; what is left of each is its most curved entry."""
+        by_tokens = each is not None and x.ndim == 3
+        reach = each[..., None] if each is not None and by_tokens else _aligned(eps, x)
+
+        def remainder(gradients: Float[Tensor, "c k ..."]) -> Remainder:
+            u, weight = x.double(), self.weights(gradients.double())
+            bent = weight * self.curvature(u, reach)
+            if by_tokens:
+                kinked = self.kinked(u, reach)
+                form, corners = _split(weight, bent, kinked)
+                return Remainder(None, torch.diag_embed(form), None if kinked is None else corners)
+            best = torch.full(weight.shape[:2], torch.inf, dtype=u.dtype, device=u.device)
+            for part in PARTS if self.cornered else (0.0,):
+                curved, corner = _split(
+                    weight.flatten(2),
+                    bent.flatten(2),
+                    (u.abs() < part * reach).flatten(1) if self.cornered else None,
+                )
+                best = torch.minimum(best, eps * corner + eps.square() / 2 * curved)
+            return Remainder(best * (1 + SLACK))
+
+        return OverBall(
+            self.slope * eps, self.slope * same(x) if x.ndim == 3 else None, remainder, "slope"
+        )
+
+
+def _split(
+    weight: Float[Tensor, "c k ..."], bent: Float[Tensor, "c k ..."], near: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The largest curvature away from corners along the last axis, and the length of the weights
+    near them.
+    """
+    if near is None:
+        return bent.amax(-1) * (1 + SLACK), torch.zeros_like(weight).sum(-1)
+    away = torch.where(near | (weight == 0), 0.0, bent).amax(-1)
+    length = torch.linalg.vector_norm(torch.where(near, weight, 0.0), dim=-1)
+    return away * (1 + SLACK), length * (1 + SLACK)
+
+
+def _aligned(eps: Float[Tensor, " k"], x: Float[Tensor, "k ..."]) -> Tensor:
+    """One radius per input, against all its entries."""
+    return eps.reshape(-1, *(1,) * (x.ndim - 1))
+
+
+def corner_curvature(
+    u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]
+) -> Float[Tensor, "*out"]:
+    r"""The remainder of a unit corner is $(|t| - |u|)_+$, and $2(|t| - |u|)/t^2$ is largest at $|t|
+    = 2|u|$, or at $\theta$ when that is nearer.
+    """
+    size, tiny = u.abs(), torch.finfo(u.dtype).tiny
+    far = 2 * (theta - size).clamp(min=0) / theta.square().clamp(min=tiny)
+    return torch.where(2 * size >= theta, far, 1 / (2 * size).clamp(min=tiny))
+
+
+class Activation(Entrywise):
+    r"""A convex function whose slope lies in [0, 1]: the remainder is never negative."""
+
+    def weights(self, gradients: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return (-gradients).clamp(min=0)
+
+
+class _Rounded(torch.autograd.Function):
+    r"""The quadratic ReLU, $s(u + w(1 - s))$ with its slope $s = ((u + w)/(2w))$ cut to [0, 1]:
+    backward passes need the slope alone.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(u: Tensor, half_width: float) -> Tensor:
+        slope = _slope(u, half_width)
+        return slope * torch.add(u, 1 - slope, alpha=half_width)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.save_for_forward(inputs[0])
+        ctx.half_width = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        return cotangents[0] * _slope(ctx.saved_tensors[0], ctx.half_width), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        return tangents[0] * _slope(ctx.saved_tensors[0], ctx.half_width)
+
+
+def _slope(u: Tensor, half_width: float) -> Tensor:
+    return (u * (0.5 / half_width) + 0.5).clamp(0, 1)
+
+
+@final
+class QuadraticReLU(Activation):
+    r"""The ReLU with its corner rounded by a parabola: $0$ for $u \le -w$, $u$ for $u \ge w$, $(u +
+    w)^2/(4w)$ between.
+    """
+
+    def __init__(self, half_width: float = 1.0) -> None:
+        super().__init__()
+        check_positive("half_width", half_width)
+        self.half_width = float(half_width)
+
+    def forward(self, u: Tensor) -> Tensor:
+        return _Rounded.apply(u, self.half_width)
+
+    def curvature(
+        self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]
+    ) -> Float[Tensor, "*out"]:
+        r"""$\frac{1}{2w}(1 - (|u| - w)_+/\theta)_+^2$: beyond the band only what a step of $\theta$
+        reaches of it counts.
+        """
+        w = self.half_width
+        outside = (u.abs() - w).clamp(min=0)
+        return (1 - outside / theta.clamp(min=torch.finfo(u.dtype).tiny)).clamp(min=0).square() / (
+            2 * w
+        )
+
+
+@final
+class Softplus(Activation):
+    r"""$\log(1 + e^{\beta u})/\beta$, of curvature at most $\beta/4$."""
+
+    def __init__(self, sharpness: float = 1.0) -> None:
+        super().__init__()
+        check_positive("sharpness", sharpness)
+        self.sharpness = float(sharpness)
+
+    def forward(self, u: Tensor) -> Tensor:
+        return (
+            torch.logaddexp(self.sharpness * u, torch.zeros_like(u)) / self.sharpness
+        )  # F.softplus jumps where it becomes linear
+
+    def curvature(
+        self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]
+    ) -> Float[Tensor, "*out"]:
+        return torch.full_like(u + theta, self.sharpness / 4)
+
+
+@final
+class ReLU(Activation):
+    """max(u, 0): no curvature away from the corner, a linear bound near it."""
+
+    cornered = True
+
+    def forward(self, u: Tensor) -> Tensor:
+        return F.relu(u)
+
+    def curvature(
+        self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]
+    ) -> Float[Tensor, "*out"]:
+        return corner_curvature(u, theta)
+
+
+@final
+class LeakyReLU(Entrywise):
+    r"""$u$ above 0 and s times u below, s of any size: $\rho = (1 - s)(|t| - |u|)_+$ at most."""
+
+    cornered = True
+
+    def __init__(self, negative_slope: float) -> None:
+        super().__init__()
+        self.negative_slope = float(negative_slope)
+        self.slope = max(1.0, abs(self.negative_slope))
+
+    def forward(self, u: Tensor) -> Tensor:
+        return F.leaky_relu(u, self.negative_slope)
+
+    def curvature(
+        self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]
+    ) -> Float[Tensor, "*out"]:
+        return corner_curvature(u, theta)
+
+    def weights(self, gradients: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return ((self.negative_slope - 1) * gradients).clamp(min=0)
+
+
+class Smooth(Entrywise):
+    r"""$|a''| \le$ `bend` everywhere, so $|\rho| \le \frac12$ bend $t^2$ with either sign."""
+
+    bend: float
+
+    def curvature(
+        self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]
+    ) -> Float[Tensor, "*out"]:
+        return torch.full_like(u + theta, self.bend)
+
+    def weights(self, gradients: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return gradients.abs()
+
+
+@final
+class Tanh(Smooth):
+    r"""$|a''| \le 4/(3\sqrt3)$."""
+
+    bend = 4 / (3 * math.sqrt(3)) * (1 + SLACK)
+
+    def forward(self, u: Tensor) -> Tensor:
+        return torch.tanh(u)
+
+
+@final
+class Sigmoid(Smooth):
+    r"""$|a''| \le 1/(6\sqrt3)$, and a slope of at most 1/4."""
+
+    slope = 0.25
+    bend = 1 / (6 * math.sqrt(3)) * (1 + SLACK)
+
+    def forward(self, u: Tensor) -> Tensor:
+        return torch.sigmoid(u)
+
+
+def activation(name: str, half_width: float) -> Activation:
+    """The activation of this name; softplus takes the curvature of the quadratic ReLU, $\\beta =
+    2/w$.
+    """
+    made = {
+        "quadratic": lambda: QuadraticReLU(half_width),
+        "softplus": lambda: Softplus(2 / half_width),
+        "relu": ReLU,
+    }
+    if name not in made:
+        raise ValueError(f"activation must be one of {', '.join(made)}, got {name!r}.")
+    return made[name]()

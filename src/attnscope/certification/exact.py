@@ -82,8 +82,21 @@ def _materialise(module: nn.Module) -> None:
         elif type(hook) is SpectralNorm:
             remove_spectral_norm(module, hook.name)
     if parametrize.is_parametrized(module):
-        for name in list(module.parametrizations):  # type: ignore[arg-type]
-            parametrize.remove_parametrizations(module, name, leave_parametrized=True)
+        _as_before(module)
+
+
+def _as_before(module: nn.Module) -> None:
+    """The module of its own class again, with the weights that its parametrisations gave.
+
+    torch's `remove_parametrizations` would change the class that this copy shares with the network
+    it was copied from.
+    """
+    names = list(module.parametrizations)  # type: ignore[arg-type]
+    weights = {name: getattr(module, name).detach().clone() for name in names}
+    module.__class__ = parametrize.type_before_parametrizations(module)
+    del module.parametrizations
+    for name, weight in weights.items():
+        module.register_parameter(name, nn.Parameter(weight))
 
 
 def _refuse_changes(where: str, module: nn.Module) -> None:

@@ -22,9 +22,9 @@ from attnscope import (
     Softmax,
     bounds,
 )
-from attnscope.nets._invertible_scale import lipschitz
-from attnscope.nets._invertible_step import Step
 from attnscope.nets.invertible import Invertible
+from attnscope.nets.invertible.scale import lipschitz
+from attnscope.nets.invertible.step import Step
 
 EVERY = pytest.mark.parametrize("name", MAKERS)
 MAIN = pytest.mark.parametrize(

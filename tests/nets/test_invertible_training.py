@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attnscope import Heads, Softmax
-from attnscope.nets._invertible_logdet import dense_jacobian, enough_terms, remainder
 from attnscope.nets.invertible import Invertible
+from attnscope.nets.invertible.logdet import dense_jacobian, enough_terms, remainder
 
 EVERY = pytest.mark.parametrize("name", MAKERS)
 

@@ -18,14 +18,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnscope.attention import Attention
-from attnscope.nets import _invertible_logdet as logdet
-from attnscope.nets._invertible_backward import reversible
-from attnscope.nets._invertible_file import read, write
-from attnscope.nets._invertible_layer import Layer, scaled
-from attnscope.nets._invertible_logdet import LogDeterminant
-from attnscope.nets._invertible_random import random_attention
-from attnscope.nets._invertible_scale import check_proved, displacement, lipschitz
-from attnscope.nets._invertible_step import Step, size
+from attnscope.nets.invertible import logdet
+from attnscope.nets.invertible.backward import reversible
+from attnscope.nets.invertible.file import read, write
+from attnscope.nets.invertible.layer import AttentionWeights, scaled
+from attnscope.nets.invertible.logdet import LogDeterminant
+from attnscope.nets.invertible.random import random_attention
+from attnscope.nets.invertible.scale import check_proved, displacement, lipschitz
+from attnscope.nets.invertible.step import Step, size
 from attnscope.validation import (
     as_generator,
     brief,
@@ -133,7 +133,7 @@ class Invertible(nn.Module):
                 "an invertible stack works in float32 or float64, got"
                 f" {given[0].heads.query.dtype}."
             )
-        self.layers = nn.ModuleList(Layer(attention) for attention in given)
+        self.layers = nn.ModuleList(AttentionWeights(attention) for attention in given)
 
     @classmethod
     def random(
@@ -175,7 +175,7 @@ class Invertible(nn.Module):
         }
         write(
             Path(path),
-            [layer for layer in self.layers if isinstance(layer, Layer)],
+            [layer for layer in self.layers if isinstance(layer, AttentionWeights)],
             self.state_dict(),
             settings,
         )
@@ -199,7 +199,7 @@ class Invertible(nn.Module):
             else torch.tensor(self.radius * (1 + ROOM), dtype=torch.float64)
         )
         for layer in self.layers:
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, AttentionWeights)
             attention, precise = layer.attention(), layer.attention(torch.float64)
             radius = None if radius is None else radius.to(precise.heads.query.device)
             bound = lipschitz(precise, layer.reads(), self.tokens, radius)
@@ -309,7 +309,7 @@ class Invertible(nn.Module):
 
     def _check_input(self, name: str, x: Tensor, ball: float | None) -> None:
         first = self.layers[0]
-        assert isinstance(first, Layer)
+        assert isinstance(first, AttentionWeights)
         weights = first.weights["query"]
         check_tensor(name, x, "... n d")
         check_same_kind(name, x, "the weights", weights)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from attnscope.attention import Attention
 from attnscope.measures import Particles
-from attnscope.nets._invertible_layer import tensors, with_tensors
-from attnscope.nets._invertible_scale import lipschitz
+from attnscope.nets.invertible.layer import tensors, with_tensors
+from attnscope.nets.invertible.scale import lipschitz
 
 
 class Solved(NamedTuple):

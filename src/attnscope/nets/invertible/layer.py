@@ -16,7 +16,7 @@ WEIGHTS = ("query", "key", "value", "output", "query_bias", "key_bias", "value_b
 FIXED = ("rotary", "position_bias")
 
 
-class Layer(nn.Module):
+class AttentionWeights(nn.Module):
     """The weights of an attention as parameters. Where tied heads are Lipschitz everywhere they are
     kept tied: the parameters are Q and U, the values UQ.
     """

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnscope.nets._invertible_layer import tensors, with_tensors
-from attnscope.nets._invertible_step import Step
+from attnscope.nets.invertible.layer import tensors, with_tensors
+from attnscope.nets.invertible.step import Step
 
 
 def reversible(x: Tensor, steps: list[Step]) -> Tensor:

@@ -17,13 +17,16 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Heads, variants
 from attnscope.files import write_atomically
-from attnscope.nets._invertible_layer import FIXED, Layer
+from attnscope.nets.invertible.layer import FIXED, AttentionWeights
 
 FORMAT = "attnscope invertible 1"
 
 
 def write(
-    path: Path, layers: Sequence[Layer], state: Mapping[str, Tensor], settings: dict[str, Any]
+    path: Path,
+    layers: Sequence[AttentionWeights],
+    state: Mapping[str, Tensor],
+    settings: dict[str, Any],
 ) -> None:
     """One file, written whole or not at all."""
     about = [

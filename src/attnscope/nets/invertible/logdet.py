@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.nets._invertible_step import Step
+from attnscope.nets.invertible.step import Step
 from attnscope.validation import brief
 
 REMAINDER = 1e-3

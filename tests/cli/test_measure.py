@@ -5,21 +5,21 @@ nothing lost on Ctrl-C.
 from __future__ import annotations
 
 import importlib
-import itertools
 import json
 import math
 import shutil
-from collections.abc import Iterator
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from attnscope.bounds import Bound, Bounds
 from attnscope.cli import main
 from attnscope.cli.measure import numbers
-from attnscope.measure import Row
 from attnscope.models import ModelNotice, load
+from attnscope.studies import Table, drawing
+from attnscope.studies.measure import BoundRow, Measure
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
@@ -197,10 +197,7 @@ def test_ctrl_c_keeps_the_rows(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    command = importlib.import_module("attnscope.cli.measure")
-    whole = command.sweep
-
-    monkeypatch.setattr(command, "sweep", lambda plan: stop_after(whole(plan), 2))
+    stop_after(monkeypatch, 2)
     out = tmp_path / "out"
     assert (
         run(
@@ -226,15 +223,43 @@ def test_ctrl_c_keeps_the_rows(
     ] == [["0", "2"], ["1", "2"]]
 
 
+def test_the_same_command_goes_on_after_sigterm(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def command(out: str) -> list[object]:
+        base: list[object] = ["measure", folder, "--text", folder / "text.txt", "--samples", 2]
+        return [*base, "--lengths", "2:9:3", "--certify", 1e-3, "--out", tmp_path / out]
+
+    monkeypatch.setattr(drawing, "available", lambda: False)
+    assert run(*command("whole")) == 0
+    with monkeypatch.context() as patched:
+        stop_after(patched, 3, signal.SIGTERM)
+        assert run(*command("stopped")) == 143
+    capsys.readouterr()
+    assert run("export", tmp_path / "stopped", "--format", "csv") == 0
+    assert "results.csv" in capsys.readouterr().out
+    assert run("export", tmp_path / "stopped", "--format", "xml") == 2
+    assert run("export", tmp_path / "nowhere") == 2
+    assert "holds no results" in capsys.readouterr().err
+    assert run(*command("stopped")) == 0
+    printed = capsys.readouterr().out
+    assert "1 cells were there already" in printed
+    assert "hold together but with probability 0.001" in printed
+    for name in ("results.jsonl", "results.csv", "bounds.json"):
+        whole = (tmp_path / "whole" / name).read_bytes()
+        assert (tmp_path / "stopped" / name).read_bytes() == whole
+
+
 def test_a_stop_between_layers_shows_the_length_of_each(
     folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    command = importlib.import_module("attnscope.cli.measure")
-    whole = command.sweep
-    monkeypatch.setattr(command, "sweep", lambda plan: stop_after(whole(plan), 3))
+    stop_after(monkeypatch, 3)
     assert (
         run(
             "measure",
@@ -394,12 +419,12 @@ def test_a_replaced_run_leaves_nothing_of_the_old_one(folder: Path, tmp_path: Pa
     assert not (out / "heads-by-layers.png").exists()
 
 
-def test_an_infinite_bound_is_null_in_json() -> None:
-    made = importlib.import_module("attnscope.cli.measure")._bounds_record(
-        {3: Bounds([Bound(math.inf, "upper", "proved", "M1", "s", "a")])}
-    )
-    record = json.loads(made, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    assert (record[0]["layer"], record[0]["name"], record[0]["value"]) == (3, "M1", None)
+def test_an_infinite_bound_is_null() -> None:
+    bound = BoundRow(3, math.inf, "upper", "proved", "M1", "s", "a")
+    table = Table(Measure(), Measure.fast, {"bounds": [bound]})
+    record = json.loads(Measure().files(table)["bounds.json"])
+    assert record[0]["value"] is None
+    assert record[0]["layer"] == 3
 
 
 def test_the_table_fits_a_narrow_terminal(
@@ -454,9 +479,18 @@ def test_a_model_whose_attention_is_zero(
     assert {(row["lower"], row["upper"]) for row in rows} == {(0.0, 0.0)}
 
 
-def stop_after(batches: Iterator[list[Row]], count: int) -> Iterator[list[Row]]:
-    yield from itertools.islice(batches, count)
-    raise KeyboardInterrupt
+def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, number: int = signal.SIGINT) -> None:
+    """A signal that comes while the stack of this number is measured."""
+    module = importlib.import_module("attnscope.studies.measure.sweep")
+    whole, seen = module._measured, []
+
+    def measured(*arguments: Any) -> list[Any]:
+        seen.append(1)
+        if len(seen) == count:
+            signal.raise_signal(number)
+        return whole(*arguments)
+
+    monkeypatch.setattr(module, "_measured", measured)
 
 
 def test_numbers() -> None:

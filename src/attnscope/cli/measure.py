@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import math
-import re
-import time
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 import typer
-from rich import box
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
+from rich.markup import escape
 
-from attnscope.bounds import Bounds
-from attnscope.files import write_atomically
-from attnscope.measure.fit import Fit
-from attnscope.measure.store import Store, run_record
-from attnscope.measure.summary import LayerSummary, proved_bounds, summarise
-from attnscope.measure.sweep import Plan, Row, sweep
-
-LATE = ("bounds.json", "heads-by-layers.png")
-"""Files that not every run leaves."""
+from attnscope.cli._run import OUT, OVERWRITE, execute, folder_of, say
+from attnscope.models import PARTS
+from attnscope.studies import Workbench
+from attnscope.studies.measure import Measure, MeasureConfig
+from attnscope.studies.measure.sweep import needs_double, text_ids
+from attnscope.studies.workbench import DTYPES
 
 
 def command(
@@ -80,92 +63,73 @@ def command(
         None, min=1, help="CPU threads (default: torch's own choice)."
     ),
     seed: int = typer.Option(0, min=0, help="Seed of the random start vectors."),
-    out: str | None = typer.Option(None, help="Folder for results (default: measure-MODEL)."),
-    overwrite: bool = typer.Option(
-        False, "--overwrite", help="Replace results that are already in the folder."
-    ),
+    out: str | None = typer.Option(None, help=f"{OUT} (Default: measure-MODEL.)"),
+    overwrite: bool = typer.Option(False, "--overwrite", help=OVERWRITE),
 ) -> None:
     """How smooth is the attention of this model on this text?
 
     Measures the local Lipschitz constant (the largest singular value of the Jacobian) of each layer
     at sequences of growing length, next to every proved bound. Leaves a table, figures,
-    results.jsonl and results.csv. Ctrl-C keeps what was measured.
+    results.jsonl and results.csv. Ctrl-C keeps what was measured, and the same command again goes
+    on where it stopped.
     """
-    options = {name: value for name, value in locals().items() if name != "model"} | {
-        "model": model
-    }
-    console = Console()
+    options = dict(locals())
     if threads is not None:
         torch.set_num_threads(threads)
-    plan = _plan(console, options)
-    folder = Path(out or "measure-" + re.sub(r"[^\w.-]+", "-", Path(model).name))
-    begun = time.monotonic()
-    found: dict[int, Bounds] = {}
-    with Store(folder, overwrite) as store:
-        finished = _measure(console, plan, store, found, bounds)
-    if not store.rows:
-        raise KeyboardInterrupt
-    write_atomically(folder / "run.json", run_record(options, time.monotonic() - begun, finished))
-    for name in LATE:
-        (folder / name).unlink(missing_ok=True)  # of a run that is being replaced
-    if found:
-        write_atomically(folder / "bounds.json", _bounds_record(found))
-    _show(console, plan, store.rows, found, folder)
-    if not finished:
-        console.print("Stopped early: the rows measured so far are kept.")
-        raise typer.Exit(130)
+    config, console = _config(options), Console()
+    outcome = execute(
+        Measure(),
+        config,
+        folder=folder_of(out, "measure", model),
+        overwrite=overwrite,
+        options=options,
+        workbench=_loaded(console, config),
+        console=console,
+    )
+    if not outcome.finished:
+        raise typer.Exit(outcome.exit_code)
 
 
-def _plan(console: Console, options: dict[str, Any]) -> Plan:
-    from attnscope.data.texts import text as read_text
-    from attnscope.models import PARTS, load
-
+def _config(options: dict[str, Any]) -> MeasureConfig:
     if options["part"] not in PARTS:
         raise ValueError(f"--part must be one of {', '.join(PARTS)}, got {options['part']!r}.")
-    kinds = {"float32": torch.float32, "float64": torch.float64}
-    if options["dtype"] not in kinds:
-        raise ValueError(f"--dtype must be float32 or float64, got {options['dtype']!r}.")
-    lengths = numbers("--lengths", options["lengths"])
-    with (
-        warnings.catch_warnings(record=True) as notices,
-        console.status(f"Loading {options['model']} ..."),
-    ):
-        warnings.simplefilter("always")
-        text = read_text(options["text"])
-        model = load(options["model"], device=options["device"], dtype=kinds[options["dtype"]])
-        ids = model.encode(text)
-        coarse = (options["part"] == "block" or not model.rebuilt) and model.dtype != torch.float64
-        double = (
-            load(options["model"], device=options["device"], dtype=torch.float64)
-            if coarse
-            else None
-        )
-    for notice in {str(notice.message) for notice in notices}:
-        console.print(f"Note: {notice}", markup=False, highlight=False, emoji=False)
-    if not model.rebuilt and not notices:
-        console.print(
-            "Note: the heads of this model cannot be rebuilt, so single heads and proved bounds are"
-            " left out."
-        )
-    heads = options["heads"]
-    return Plan(
-        model=model,
-        ids=ids,
-        layers=(
-            range(model.layers)
-            if options["layers"] == "all"
-            else numbers("--layers", options["layers"])
-        ),
-        lengths=lengths,
-        samples=options["samples"],
-        part=options["part"],
-        heads=heads if heads in ("all", "none", "longest") else numbers("--heads", heads),
-        tol=options["tol"],
+    if options["dtype"] not in DTYPES:
+        raise ValueError(f"--dtype must be {' or '.join(DTYPES)}, got {options['dtype']!r}.")
+    layers, heads = options["layers"], options["heads"]
+    named = heads in ("all", "none", "longest")
+    same = ("model", "text", "samples", "part", "tol", "bounds", "device", "dtype", "seed")
+    return MeasureConfig(
+        **{name: options[name] for name in same},
+        layers=None if layers == "all" else tuple(numbers("--layers", layers)),
+        heads=heads if named else tuple(numbers("--heads", heads)),
+        lengths=tuple(numbers("--lengths", options["lengths"])),
         failure_probability=options["certify"],
         released=options["released_estimator"],
-        seed=options["seed"],
-        double=double,
     )
+
+
+def _loaded(console: Console, config: MeasureConfig) -> Workbench:
+    """A workbench with the model and the text on it; what a reader should know is printed."""
+    workbench = Workbench()
+    with (
+        warnings.catch_warnings(record=True) as notices,
+        console.status(f"Loading {escape(config.model)} ..."),
+    ):
+        warnings.simplefilter("always")
+        workbench.text(config.text)
+        model = workbench.model(config.model, config.device, config.dtype)
+        text_ids(workbench, model, config.text)
+        if needs_double(model, config.part):
+            workbench.model(config.model, config.device, "float64")
+    for notice in {str(notice.message) for notice in notices}:
+        say(console, f"Note: {notice}")
+    if not model.rebuilt and not notices:
+        say(
+            console,
+            "Note: the heads of this model cannot be rebuilt, so single heads and proved bounds are"
+            " left out.",
+        )
+    return workbench
 
 
 def numbers(name: str, given: str) -> list[int]:
@@ -187,126 +151,3 @@ def numbers(name: str, given: str) -> list[int]:
     if not found:
         raise ValueError(f"{name} {given!r} holds no number: the stop of a range is not included.")
     return sorted(found)
-
-
-def _measure(
-    console: Console, plan: Plan, store: Store, found: dict[int, Bounds], bounds: bool
-) -> bool:
-    """Run the sweep and the bounds under one progress bar; False when the user stopped it."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(
-            "measuring", total=plan.calls + (len(plan.layers) if bounds else 0)
-        )
-        try:
-            for rows in sweep(plan):
-                store.add(rows)
-                row = rows[0]
-                head = "" if row.head is None else f" head {row.head}"
-                progress.update(
-                    task, advance=1, description=f"n = {row.n}, layer {row.layer}{head}"
-                )
-            for layer, proved in proved_bounds(plan) if bounds else ():
-                found[layer] = proved
-                progress.update(task, advance=1, description=f"bounds, layer {layer}")
-        except KeyboardInterrupt:
-            return False
-        progress.update(task, completed=progress.tasks[0].total, description="measured")
-    return True
-
-
-def _bounds_record(found: dict[int, Bounds]) -> str:
-    """Every bound; a value that is infinite in floating point is null, as JSON knows no
-    infinity.
-    """
-    record = [
-        {"layer": layer, **vars(bound)} for layer, bounds in found.items() for bound in bounds
-    ]
-    finite = [
-        row | {"value": row["value"] if math.isfinite(row["value"]) else None} for row in record
-    ]
-    return json.dumps(finite, indent=1, allow_nan=False) + "\n"
-
-
-def _show(
-    console: Console, plan: Plan, rows: list[Row], found: dict[int, Bounds], folder: Path
-) -> None:
-    summaries = summarise(rows)
-    sequences = f"{plan.samples} sequence{'s' * (plan.samples > 1)} per length"
-    name = Path(plan.model.name).name
-    console.print(
-        f"{name}: local Lipschitz constant of {plan.part}, {sequences}",
-        markup=False,
-        highlight=False,
-        emoji=False,
-    )
-    table = Table(box=box.SIMPLE_HEAD, padding=0)
-    for name in ("layer", "n", "sigma", "exponent in n", "R", "proved bound", "open"):
-        table.add_column(name, justify="right", no_wrap=True)
-    released, certified = (
-        any(line.released_fit for line in summaries),
-        any(line.width is not None for line in summaries),
-    )
-    if certified:
-        table.add_column("bracket", justify="right", no_wrap=True)
-    for line in summaries:
-        table.add_row(
-            *_cells(line, found.get(line.layer)),
-            *[f"+{line.width:.0e}" if line.width is not None else ""] * certified,
-        )
-    console.print(table)
-    if released:
-        _show_released(console, summaries)
-    console.print(
-        "sigma: a lower bound within the tolerance, median over the sequences; exponent: an"
-        " estimate with its 95 % bootstrap interval; open: problems that did not converge."
-        + " bracket: widest relative gap to the probable upper bound."
-        * certified,
-        markup=False,
-        highlight=False,
-    )
-    try:
-        from attnscope.measure.figures import draw_all
-
-        pictures = [path.name for path in draw_all(rows, folder)]
-    except ImportError:
-        pictures = []
-        console.print('Figures need matplotlib: pip install "attnscope[plot]".', markup=False)
-    files = ["results.jsonl", "results.csv", "run.json", *["bounds.json"] * bool(found), *pictures]
-    console.print(f"In {folder}: " + ", ".join(files), markup=False, highlight=False, emoji=False)
-
-
-def _show_released(console: Console, summaries: list[LayerSummary]) -> None:
-    console.print(
-        "The quantity of the papers' scripts, sqrt(||J^T f(X)||):", markup=False, highlight=False
-    )
-    table = Table("layer", "exponent in n", box=box.SIMPLE_HEAD, padding=0)
-    for line in summaries:
-        table.add_row(str(line.layer), _exponent(line.released_fit))
-    console.print(table)
-
-
-def _cells(line: LayerSummary, bounds: Bounds | None) -> list[str]:
-    tightest = bounds.tightest if bounds else None
-    loose = (
-        f" ({tightest.value / line.first:.1f}x)" if tightest is not None and line.first > 0 else ""
-    )
-    return [
-        str(line.layer),
-        str(line.n),
-        f"{line.median:.4g}",
-        _exponent(line.fit),
-        f"{line.radius:.3g}",
-        "" if tightest is None else f"{tightest.value:.3g} {tightest.name}{loose}",
-        str(line.unconverged),
-    ]
-
-
-def _exponent(fit: Fit | None) -> str:
-    return "" if fit is None else f"{fit.exponent:.2f} ({fit.low:.2f}, {fit.high:.2f})"

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from attnscope.validation import described
 
+NAMED = ("alice", "python-docs")
+"""Texts that have a name; any other is a file."""
 ALICE = Path(__file__).with_name("alice.txt")
 
 

@@ -99,8 +99,13 @@ def as_png(figure: Any) -> bytes:
 
 
 def _saved(figure: Any, form: str, **options: Any) -> bytes:
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
     image = io.BytesIO()
     with style(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script the font lacks
+        if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
+            figure.draw_without_rendering()  # the layout is found once, not for every format
+            figure.set_layout_engine("none")
         figure.savefig(image, format=form, **options)
     return image.getvalue()

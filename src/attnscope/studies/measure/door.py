@@ -1,0 +1,105 @@
+"""`measure`: what the command does, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.data.texts import NAMED
+from attnscope.models import Model, load
+from attnscope.studies.cell import sha256
+from attnscope.studies.driver import run
+from attnscope.studies.measure.rows import LENGTHS, MeasureConfig
+from attnscope.studies.measure.study import Measure
+from attnscope.studies.measure.sweep import needs_double
+from attnscope.studies.table import Table
+from attnscope.studies.workbench import DTYPES, Workbench, hash_ids
+from attnscope.validation import described
+
+Texts = str | Path | Sequence[str] | Tensor
+
+
+def measure(
+    model: str | Path | nn.Module | Model,
+    texts: Texts = "python-docs",
+    lengths: Sequence[int] = LENGTHS,
+    *,
+    folder: str | Path | None = None,
+    overwrite: bool = False,
+    **options: Any,
+) -> Table:
+    """How smooth is the attention of this model on this text?
+
+    Args:
+        model: A loaded model, a module in eval mode, or a name that `attnscope.load` knows.
+        texts: The text itself, several that are read one after the other, a `Path` to a file, the
+            name of a text that `attnscope` knows, or token ids of shape (total,).
+        lengths: Numbers of tokens; each is measured on `samples` pieces of the text.
+        folder: Where results are kept, as the command does; without one nothing is written.
+        overwrite: Replace results of other options in the folder.
+        options: Fields of `studies.measure.MeasureConfig`: layers, heads, samples, part, tol,
+            failure_probability, released, bounds, device, dtype, seed.
+
+    Returns:
+        A table of rows with `.to_pandas()` and `.plot()`; `table["bounds"]` are the proved bounds.
+    """
+    fields = set(MeasureConfig.__dataclass_fields__) - {"model", "text", "lengths"}
+    unknown = sorted(set(options) - fields)
+    if unknown:
+        raise TypeError(f"measure knows {', '.join(sorted(fields))}, got {unknown[0]!r}.")
+    plain: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list | range) else value
+        for name, value in options.items()
+    }
+    if isinstance(plain.get("dtype"), torch.dtype):
+        plain["dtype"] = str(plain["dtype"]).removeprefix("torch.")
+    workbench = Workbench()
+    name, kind = _with_model(workbench, model, plain)
+    text = _with_text(workbench, name, texts)
+    config = MeasureConfig(name, text, lengths=tuple(int(n) for n in lengths), **(plain | kind))
+    place = None if folder is None else Path(folder)
+    return run(Measure(), config, folder=place, overwrite=overwrite, workbench=workbench).table
+
+
+def _with_model(
+    workbench: Workbench, model: str | Path | nn.Module | Model, options: dict[str, Any]
+) -> tuple[str, dict[str, str]]:
+    """Put a live model on the workbench; its name, its device and its dtype."""
+    if isinstance(model, str | Path):
+        return str(model), {}
+    if not isinstance(model, nn.Module | Model):
+        raise TypeError(f"model must be a name, a Model or an nn.Module, got {described(model)}.")
+    device, dtype = options.get("device"), options.get("dtype")
+    if isinstance(model, Model):
+        if device is not None or dtype is not None:
+            raise TypeError(
+                "a loaded model keeps its device and dtype: pass them to attnscope.load, or pass a"
+                " name or a module here."
+            )
+        live = model
+    else:
+        live = load(model, device=device, dtype=None if dtype is None else DTYPES.get(dtype))
+    kind = {"device": str(live.device), "dtype": str(live.dtype).removeprefix("torch.")}
+    workbench.put(("model", live.name, *kind.values()), live)
+    if needs_double(live, options.get("part", "attention")):
+        double = load(live.module, dtype=torch.float64)
+        workbench.put(("model", live.name, kind["device"], "float64"), double)
+    return live.name, kind
+
+
+def _with_text(workbench: Workbench, model: str, texts: Texts) -> str:
+    """Put a text or ids on the workbench; the name under which they are there."""
+    if isinstance(texts, Path) or (isinstance(texts, str) and texts in NAMED):
+        return str(texts)
+    if isinstance(texts, Tensor):
+        name = f"ids {hash_ids(texts)[:12]}"
+        workbench.put(("ids", model, name), texts)
+        return name
+    whole = texts if isinstance(texts, str) else "\n\n".join(texts)
+    name = f"text {sha256(whole)[:12]}"
+    workbench.put(("text", name), whole)
+    return name

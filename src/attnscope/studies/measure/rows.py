@@ -1,0 +1,122 @@
+"""What a run of `measure` is asked, cut into, and made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from attnscope.studies.cell import Cell
+
+LENGTHS = tuple(range(2, 100, 2))
+"""The lengths of the paper's figures [castin24, Fig. 3]."""
+
+
+class Row(NamedTuple):
+    """One measurement. `head` is None for the whole layer; `radius` is the RMS token norm at the
+    attention input.
+    """
+
+    model: str
+    layer: int
+    head: int | None
+    part: str
+    n: int
+    sequence: int
+    start: int
+    radius: float
+    largest_norm: float
+    lower: float
+    upper: float | None
+    residual: float
+    pairs: int
+    converged: bool
+    released_estimator: float | None
+
+
+class BoundRow(NamedTuple):
+    """A proved bound on the part of a layer, at the first sequence of the longest length."""
+
+    layer: int
+    value: float
+    side: str
+    kind: str
+    name: str
+    source: str
+    assumes: str
+
+
+@dataclass(frozen=True)
+class MeasureConfig:
+    """What to measure.
+
+    Args:
+        model: A name that `attnscope.load` knows, or that of a model in the workbench.
+        text: A named text, a file, or the name of ids in the workbench.
+        layers: Layer numbers; None for all.
+        heads: "none", "longest" (each head at the longest length), "all", or head numbers, which
+            are measured at every length.
+        samples: Sequences per length.
+        failure_probability: All upper bounds of the run hold together but with this probability;
+            None for no upper bounds.
+        released: Also report $\\sqrt{\\|J^T f(X)\\|}$.
+        bounds: Also evaluate every proved bound at the longest length.
+        shard: Sequences per cell; None for all of one length.
+    """
+
+    model: str = "minilm"
+    text: str = "python-docs"
+    layers: tuple[int, ...] | None = None
+    heads: str | tuple[int, ...] = "longest"
+    lengths: tuple[int, ...] = LENGTHS
+    samples: int = 10
+    part: str = "attention"
+    tol: float = 1e-6
+    failure_probability: float | None = None
+    released: bool = False
+    bounds: bool = True
+    device: str = "cpu"
+    dtype: str = "float32"
+    seed: int = 0
+    shard: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(Cell):
+    """Where to measure: the sequences [first, first + samples) of length n of a text, in these
+    layers. `tokens` is the hash of all ids of the text, so that it also stands for the tokenizer.
+    """
+
+    model: str
+    weights: str
+    device: str
+    dtype: str
+    text: str
+    tokens: str
+    part: str
+    layers: tuple[int, ...]
+    n: int
+    first: int
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants(Place):
+    """The constants of all layers there, and of these heads: one pass through the network serves
+    them all.
+    """
+
+    heads: tuple[int, ...]
+    tol: float
+    certified: bool
+    released: bool
+    seed: int
+
+    @property
+    def calls(self) -> int:
+        """Stacks of problems, which share the failure probability of the cell."""
+        return len(self.layers) * (1 + len(self.heads))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Theorems(Place):
+    """Every proved bound there."""

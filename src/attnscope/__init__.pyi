@@ -4,11 +4,13 @@ from . import bounds as bounds
 from . import certification as certification
 from . import data as data
 from . import flows as flows
+from . import layers as layers
 from . import measures as measures
 from . import models as models
 from . import nets as nets
 from . import norms as norms
 from . import operators as operators
+from . import studies as studies
 from . import training as training
 from . import transport as transport
 from .attention import Affine as Affine
@@ -41,6 +43,7 @@ from .operators import SpectralNorm as SpectralNorm
 from .operators import jacobian as jacobian
 from .operators import singular_values as singular_values
 from .operators import spectral_norm as spectral_norm
+from .studies.measure import measure as measure
 from .transport import bures as bures
 from .transport import conditional_wasserstein as conditional_wasserstein
 from .transport import wasserstein as wasserstein

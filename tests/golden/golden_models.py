@@ -19,7 +19,7 @@ from torch import nn
 
 import attnscope as asc
 from attnscope.cli import main
-from attnscope.measure import Plan, growth, sweep
+from attnscope.studies.measure import growth
 
 WORDS = 30
 COMMON: dict[str, Any] = {
@@ -99,13 +99,24 @@ def parts() -> Group:
 
 
 def _swept(name: str, model: asc.Model) -> Group:
-    """Every part at two lengths, as the sweep behind `attnscope measure` sees it."""
+    """Every part at two lengths, as `attnscope.measure` sees it."""
     for part in ("attention", "norm+attention", "residual"):
-        plan = Plan(model, _inputs(name, 30), (0, 1), (4, 9), samples=2, part=part, tol=1e-10)
-        for rows in sweep(plan):
-            first = rows[0]
-            head = "" if first.head is None else f" head {first.head}"
-            key = f"{name} layer {first.layer}{head}/{part} n={first.n}"
+        table = asc.measure(
+            model,
+            _inputs(name, 30),
+            (4, 9),
+            samples=2,
+            part=part,
+            heads="none",
+            tol=1e-10,
+            failure_probability=None,
+            bounds=False,
+        )
+        groups: dict[str, list[Any]] = {}
+        for row in table:
+            head = "" if row.head is None else f" head {row.head}"
+            groups.setdefault(f"{name} layer {row.layer}{head}/{part} n={row.n}", []).append(row)
+        for key, rows in groups.items():
             yield f"{key}/sigma", "constant", [row.lower for row in rows]
             yield f"{key}/token norms", "constant", [row.radius for row in rows]
     if name == "gpt2":

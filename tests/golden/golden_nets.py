@@ -123,9 +123,11 @@ def layers() -> Group:
             direction = source.normal(2, *made.shape)
             key = f"{name}/layer {place}"
             for eps in (0.01, 0.5):
-                yield f"{key}/eps={eps:g}/movement", "bound", number(layer.sensitivity(x, eps))
-                left = number(layer.remainder(x, eps, direction))
-                yield f"{key}/eps={eps:g}/remainder", "bound", left
+                radii = torch.full((2,), eps, dtype=torch.float64)
+                over = layer.over(x, radii)
+                yield f"{key}/eps={eps:g}/movement", "bound", number(over.radius)
+                left = over.remainder(direction).within(radii)
+                yield f"{key}/eps={eps:g}/remainder", "bound", number(left)
             x = made
         yield f"{name}/logits", "constant", number(x)
         for place, norms in enumerate(network.attention_norms()):

@@ -10,7 +10,11 @@ from cases import Number
 
 PINNED = cases.read()
 
-RENAMED: dict[str, str] = {}
+RENAMED = {
+    "L2": "L1c box",
+    "L2i": "L1c entrywise",
+    "L2-sigmoid": "sigmoid coupling",
+}
 """Candidates of `sensitivity` that have a new name: the pinned name to the one of today."""
 
 ALLOWED = 1e-9

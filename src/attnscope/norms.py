@@ -104,6 +104,19 @@ def positive_norm(
     return torch.where(top.isfinite(), top * (square + TINY).sqrt() * (1 + SLACK), top)
 
 
+def perron_norm(matrix: Float[Tensor, "*stack m n"]) -> Float[Tensor, "*stack"]:
+    r"""`positive_norm` after so many steps that $x$ is the Perron vector: its gradient is that of
+    the norm, $|Nx|$ at fixed $x$.
+    """
+    bound = positive_norm(matrix.detach(), PERRON_STEPS)
+    if not matrix.requires_grad:
+        return bound
+    top = matrix.detach().amax((-2, -1)) + TINY
+    x = perron_vector(matrix / top[..., None, None], PERRON_STEPS)
+    along = torch.linalg.vector_norm(_product(matrix / top[..., None, None], x), dim=-1)
+    return bound * along / (along.detach() + TINY)
+
+
 def perron_vector(
     matrix: Float[Tensor, "*stack m n"], steps: int = POWER_STEPS
 ) -> Float[Tensor, "*stack n"]:

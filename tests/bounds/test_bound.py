@@ -18,7 +18,6 @@ from attnscope import (
     Linear,
     Particles,
     Sigmoid,
-    Sinkhorn,
     Softmax,
 )
 from attnscope.bounds import (
@@ -89,7 +88,7 @@ def test_the_tightest_is_the_smallest_proved_upper_bound() -> None:
 
 def test_every_name_has_a_heading_among_the_theorems(randn) -> None:
     headings = set(
-        re.findall(r"^### (\S+)", THEOREMS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        re.findall(r"^### (.+)", THEOREMS.read_text(encoding="utf-8"), flags=re.MULTILINE)
     )
     query = randn(1, 2, 2)
     wide = Heads(randn(2, 2, 40), randn(2, 2, 40), randn(2, 2, 40), randn(2, 40, 2))
@@ -133,10 +132,10 @@ def test_every_name_has_a_heading_among_the_theorems(randn) -> None:
     assert names <= headings
 
 
-@pytest.mark.parametrize("variant", [Exponential, Linear, Sinkhorn])
+@pytest.mark.parametrize("variant", [Exponential, Linear])
 def test_variants_without_a_theorem_are_refused_by_name(variant, randn) -> None:
     attention = variant(Heads.from_matrices(randn(2, 2), randn(2, 2)))
-    with pytest.raises(ValueError, match=f"{attention.name} attention. Softmax and L2"):
+    with pytest.raises(ValueError, match=f"{attention.name} attention. There are theorems for l2"):
         smoothness(attention, Particles(randn(3, 2)))
     with pytest.raises(ValueError, match=attention.name):
         on_ball(attention, 3, 1.0)

@@ -142,9 +142,13 @@ def test_two_flows_stay_within_the_stability_bound(
     assert apart[0] > 0.05
 
 
-@pytest.mark.parametrize("variant", [Softmax, L2, Sigmoid])
-def test_the_velocity_obeys_its_lipschitz_constants(variant: type[Softmax], randn: Randn) -> None:
-    att = variant(Heads.from_matrices(randn(2, 2, 2), randn(2, 2, 2)))
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("variant", [Softmax, L2, Sigmoid, Sinkhorn])
+def test_the_velocity_obeys_its_lipschitz_constants(
+    variant: type[Softmax], biases: bool, randn: Randn
+) -> None:
+    given = {"query_bias": randn(2, 2), "key_bias": randn(2, 2), "value_bias": randn(2, 2)}
+    att = variant(Heads(*(randn(2, 2, 2) for _ in range(3)), **(given if biases else {})))
     x, y, p, q = (0.5 * Sphere()(randn(4, 2)) for _ in range(4))
     constants = velocity_lipschitz(att, 0.5)
     in_space = torch.linalg.vector_norm(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Heads
 from attnscope.measures import Particles
-from attnscope.norms import SLACK, largest_eigenvalue, spectral_of_product, thin
+from attnscope.norms import SLACK, TINY, largest_eigenvalue, spectral_of_product, thin
 
 REFINED = 16
 """Rows per head whose cheap norms are replaced by exact ones; all rows when the matrices are small.
@@ -135,7 +135,7 @@ class At:
         exact = []
         for head, row in chosen:
             p = self.coupling[head, row]
-            tokens = (self.x - p @ self.x) * p.sqrt()[:, None]
+            tokens = (self.x - p @ self.x) * (p + TINY).sqrt()[:, None]
             small = tokens @ tokens.mT if self.n <= self.heads.dim else tokens.mT @ tokens
             exact.append(largest_eigenvalue(small))
         return _sharpened(found, chosen, exact)

@@ -19,7 +19,7 @@ from attnscope.attention.softmax import Softmax
 from attnscope.bounds.at import At, Blocks
 from attnscope.bounds.head_norms import LayerNorms
 from attnscope.bounds.registry import theorem
-from attnscope.norms import PERRON_STEPS, SLACK, positive_norm, spectral, thin
+from attnscope.norms import SLACK, perron_norm, spectral, thin
 
 ROW_ENTRIES = 2**22
 """Entries of the arrays held for a part of the rows."""
@@ -37,7 +37,7 @@ def b1(attention: Attention, blocks: Blocks) -> Float[Tensor, ""]:
     r"""$\|N\|$, $N_{ij} = \sqrt{w_i/w_j}\,\|J_{ij}\|$, $J_{ij} = \sum_hP^h_{ij}W_h(V_h + (v_j -
     o_i)\kappa_{ij}^T) + \delta_{ij}D_i$.
     """
-    return positive_norm(exact_blocks(blocks.at), PERRON_STEPS)
+    return perron_norm(exact_blocks(blocks.at))
 
 
 @theorem(
@@ -52,7 +52,7 @@ def b1_triangle(attention: Attention, blocks: Blocks) -> Float[Tensor, ""]:
     r"""$\|N\|$, $N_{ij} = \sum_hP^h_{ij}(\|W_hV_h\| + |W_h(v_j - o_i)||\kappa^h_{ij}|) +
     \delta_{ij}\sum_h\|D^h_i\|_F$, entries weighted as in B1.
     """
-    return positive_norm(triangle_blocks(blocks.at), PERRON_STEPS)
+    return perron_norm(triangle_blocks(blocks.at))
 
 
 def served(attention: Attention) -> bool:

@@ -4,8 +4,6 @@ part [castin25].
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -58,7 +56,7 @@ def flow_radius(attention: Attention, flow: Flow) -> Float[Tensor, "*times"]:
     where=TwoFlows,
     source="castin25",
     p=None,
-    when=lambda attention, flows: any(True for _ in velocities(attention, flows.p)),
+    when=lambda attention, flows: bool(velocities(attention, flows.p)),
 )
 def flow_stability(attention: Attention, flows: TwoFlows) -> Float[Tensor, ""]:
     r"""$\exp\int_0^tL(R(s))\,ds$, $L$ the Lipschitz constant of the velocity in space plus in the
@@ -81,18 +79,19 @@ def flow_stability(attention: Attention, flows: TwoFlows) -> Float[Tensor, ""]:
     return (torch.stack(exponents).amin() * (1 + SLACK)).exp() * (1 + SLACK)
 
 
-def velocities(attention: Attention, p: float) -> Iterator[Theorem]:
+def velocities(attention: Attention, p: float) -> list[Theorem]:
     """The theorems with a constant in space and one in the measure that are convex in the radius,
     for attention whose support cannot blow up.
     """
     if not theorems(attention, Flow(1.0, 0.0)):
-        return
+        return []
     ball = OnBall(None, 1.0, p=p)
-    for proved in theorems(attention, ball):
-        if proved.convex and proved.p is None:
-            with torch.no_grad():
-                if isinstance(proved(attention, ball), Parts):
-                    yield proved
+    with torch.no_grad():
+        return [
+            proved
+            for proved in theorems(attention, ball)
+            if proved.convex and isinstance(proved(attention, ball), Parts)
+        ]
 
 
 def spread(rate: Float[Tensor, ""], push: Float[Tensor, ""], flow: Flow) -> Float[Tensor, "*times"]:

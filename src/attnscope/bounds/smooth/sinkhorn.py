@@ -48,5 +48,5 @@ def sinkhorn_m1_prime(attention: Sinkhorn, ball: OnBall) -> Float[Tensor, " h"]:
     return 1 + 3 * m + m * (2 * m).exp()
 
 
-def _largest_score(attention: Sinkhorn, ball: OnBall) -> Float[Tensor, " h"]:
+def _largest_score(attention: Sinkhorn, ball: OnBall) -> Float[Tensor, "*radii h"]:
     return ball.slopes(attention).a * ball.radius**2 / attention.eps

@@ -19,7 +19,7 @@ from attnscope.bounds.at import At
 from attnscope.bounds.head_norms import PerHead
 from attnscope.bounds.places import Anywhere
 from attnscope.bounds.registry import theorem
-from attnscope.norms import SLACK, largest_eigenvalue, spectral, spectral_of_product
+from attnscope.norms import SLACK, TINY, largest_eigenvalue, spectral, spectral_of_product
 
 FACTORS = 1e-12
 """How far $V - UQ$ may be from 0, relative to V and the dimension, to count as rounding."""
@@ -61,7 +61,7 @@ def l2_local(attention: L2, at: At) -> PerHead:
     distance = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist") ** 2
     rows = []
     for row in range(at.n):
-        centred = (z - (p[:, row, None] @ z)) * p[:, row, :, None].sqrt()
+        centred = (z - (p[:, row, None] @ z)) * (p[:, row, :, None] + TINY).sqrt()
         rows.append(largest_eigenvalue(centred.mT @ centred))
     spread = torch.stack(rows).amax(0)
     single = (

@@ -32,16 +32,24 @@ def spectral(matrix: Float[Tensor, "*stack p q"]) -> Float[Tensor, "*stack"]:
     """The spectral norm from a dense decomposition, of the Gram matrix when that is large; infinity
     where an entry has overflowed.
     """
-    size = matrix.detach().abs().amax((-2, -1), keepdim=True)
-    finite = size.isfinite()
-    if not bool(finite.all()):
-        return torch.where(finite[..., 0, 0], spectral(torch.where(finite, matrix, 0.0)), torch.inf)
+    if not bool(torch.stack(torch.aminmax(matrix.detach())).isfinite().all()):
+        finite = matrix.detach().isfinite().all(-1).all(-1)
+        kept = torch.where(finite[..., None, None], matrix, 0.0)
+        return torch.where(finite, spectral(kept), torch.inf)
     if min(matrix.shape[-2:]) <= LARGE:
         return torch.linalg.matrix_norm(matrix, 2) * (1 + DENSE)
-    unit = torch.where(size > 0, size, 1.0)  # squares of very small entries would vanish
-    scaled = matrix / unit
-    gram = scaled @ scaled.mT if matrix.shape[-2] <= matrix.shape[-1] else scaled.mT @ scaled
-    return largest_eigenvalue(gram).sqrt() * (1 + SLACK) * unit[..., 0, 0]
+    gram = _gram(matrix)
+    trace = gram.detach().diagonal(dim1=-2, dim2=-1).sum(-1)
+    if bool(((trace > TINY) & (trace < 1 / TINY)).all()):
+        return largest_eigenvalue(gram).sqrt() * (1 + SLACK)
+    size = matrix.detach().abs().amax((-2, -1))  # squares vanish or overflow: bring it to size one
+    unit = torch.where(size > 0, size, 1.0)
+    gram = _gram(matrix / unit[..., None, None])
+    return largest_eigenvalue(gram).sqrt() * (1 + SLACK) * unit
+
+
+def _gram(matrix: Float[Tensor, "*stack p q"]) -> Float[Tensor, "*stack m m"]:
+    return matrix @ matrix.mT if matrix.shape[-2] <= matrix.shape[-1] else matrix.mT @ matrix
 
 
 def spectral_of_product(

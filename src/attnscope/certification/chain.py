@@ -55,9 +55,11 @@ class Link:
         """The remainder that goes with what `over` found, checked."""
         assert found.remainder is not None
         left, shape = found.remainder(gradients), tuple(gradients.shape[:2])
-        if left.form is not None:
-            tokens = left.form.shape[-1]
-            self._checked(left.form, (*shape, tokens, tokens), "the form of the remainder")
+        if left.form is not None and left.form.shape[:3] != (*shape, left.form.shape[-1]):
+            raise ValueError(
+                f"the form of the remainder of {self.place} must have shape {(*shape, 'n', 'n')},"
+                f" got {tuple(left.form.shape)}."
+            )
         if left.whole is None:
             return left
         whole = self._checked(left.whole, shape, "the remainder").clamp(min=0) * (1 + SLACK)

@@ -98,7 +98,7 @@ def show(console: Console, sheet: Sheet) -> None:
         table.add_row(*(Text(entry) for entry in line))
     console.print(table)
     if sheet.note:
-        say(console, sheet.note)
+        console.print(sheet.note, markup=False, highlight=False, emoji=False)
 
 
 def say(console: Console, sentence: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -24,8 +23,10 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from attnscope.attention import variants
+from attnscope.cli._run import say
 from attnscope.data.images import Images
 from attnscope.nets import Config
+from attnscope.studies import Stop
 from attnscope.training import LOSSES, Look, Progress, Recipe, fit
 from attnscope.training.files import LOG, STATE
 
@@ -129,14 +130,25 @@ def command(
             console.print(f"{place} is finished already.", soft_wrap=True, highlight=False)
             continue
         go_on = resume and (stored or place == folder)
-        with _watched(console, each.config.attention) as watch:
-            looked = fit(
-                each, train, held_out, place, source=data, resume=go_on, device=device, watch=watch
-            )
+        stop = Stop(lambda sentence: say(console, sentence))
+        try:
+            with _watched(console, each.config.attention, stop) as watch:
+                looked = fit(
+                    each,
+                    train,
+                    held_out,
+                    place,
+                    source=data,
+                    resume=go_on,
+                    device=device,
+                    watch=watch,
+                )
+        except KeyboardInterrupt:  # the second signal; the checkpoint is there
+            raise typer.Exit(stop.exit_code or 130) from None
         _show(console, each, looked, place)
         if (place / STATE).exists():
             console.print("Stopped early: take it up again with the same options and --resume.")
-            raise typer.Exit(130)
+            raise typer.Exit(stop.exit_code or 130)
 
 
 def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
@@ -229,18 +241,10 @@ def _number(text: str) -> float:
 
 
 @contextmanager
-def _watched(console: Console, attention: str) -> Iterator[Callable[[Progress], bool]]:
-    """A progress bar; the first Ctrl-C stops after the current step with a checkpoint, the second
-    at once with the last one.
+def _watched(console: Console, attention: str, stop: Stop) -> Iterator[Callable[[Progress], bool]]:
+    """A progress bar that answers whether to go on: the first signal stops after the current step
+    with a checkpoint.
     """
-    stopped: list[bool] = []
-
-    def interrupt(number: int, frame: object) -> None:
-        if stopped:
-            raise KeyboardInterrupt
-        stopped.append(True)
-        console.print("stopping after this step; Ctrl-C again to stop at once")
-
     columns = (
         TextColumn("training " + ("the control" if attention == "none" else attention)),
         BarColumn(),
@@ -257,17 +261,10 @@ def _watched(console: Console, attention: str) -> Iterator[Callable[[Progress], 
 
         def watch(progress: Progress) -> bool:
             bar.update(task, completed=progress.part, description=_described(progress))
-            return not stopped
+            return not stop.asked
 
-        try:
-            before = signal.signal(signal.SIGINT, interrupt)
-        except ValueError:  # not in the main thread: Ctrl-C is someone else's
+        with stop.listening():
             yield watch
-            return
-        try:
-            yield watch
-        finally:
-            signal.signal(signal.SIGINT, before)
 
 
 def _described(progress: Progress) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnscope import Heads, Linear, Particles, Softmax, attacks
-from attnscope.attacks.curves import longer
+from attnscope.attacks._starts import longer
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ never exceeds what they forbid.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -13,8 +14,10 @@ from torch import Tensor
 
 from attnscope import L2, Attention, Heads, Linear, Particles, Sigmoid, Softmax, attacks
 from attnscope.attacks._ascent import inside
+from attnscope.attacks._choice import fewer
 from attnscope.attacks._gain import masses, slopes, top_pairs
 from attnscope.attacks._reduce import reduced
+from attnscope.attacks._starts import counts, neighbours
 from attnscope.bounds import constructions, on_ball
 
 Draw = Callable[..., Tensor]
@@ -135,6 +138,73 @@ def test_the_constructions_are_among_the_starts(randn: Draw) -> None:
         ),
         rel=1e-6,
     )
+
+
+def plateau(n: int) -> float:
+    r"""The best two clusters in d = 1, A = -1, R = 1 over every number of rare tokens, from the
+    Jacobian $P_{ij}(1 - (x_j - m_i)x_i) - \delta_{ij}\mathrm{Var}_i$ of all n tokens.
+    """
+    best = 0.0
+    for rare in range(1, n):
+        x = torch.ones(n, dtype=torch.float64)
+        x[:rare] = -1
+        p = torch.softmax(-torch.outer(x, x), dim=1)
+        mean = p @ x
+        spread = p @ x**2 - mean**2
+        dense = p * (1 - (x[None, :] - mean[:, None]) * x[:, None]) - torch.diag(spread)
+        best = max(best, float(torch.linalg.matrix_norm(dense, 2)))
+    return best
+
+
+@pytest.mark.parametrize("n", [5, 32, 50])
+def test_the_search_has_the_right_number_of_rare_tokens(n: int) -> None:
+    """One rare token among 32 gives 2.81, two give 3.06; the mean-field plateau is at 3.07."""
+    found = attacks.worst_case(
+        single(-torch.eye(1, dtype=torch.float64)), n, 1.0, starts=8, steps=3
+    )
+    assert found.value >= plateau(n) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+def test_numbers_of_rare_tokens_are_tried_under_a_mask_too(rotary: bool, randn: Draw) -> None:
+    eye = torch.eye(2, dtype=torch.float64)[None]
+    turns = torch.ones(1, dtype=torch.float64) if rotary else None
+    heads = Heads(-eye, eye, randn(1, 2, 2), scale=1.0, rotary=turns)
+    found = attacks.worst_case(Softmax(heads, causal=True), 12, 1.0, starts=8, steps=1)
+    assert any(name.endswith(" rare") for name in found.names)
+    assert found.value == pytest.approx(
+        float(local_constant(Softmax(heads, causal=True), found.tokens)), rel=1e-9
+    )
+
+
+def test_numbers_of_tokens_are_tried_from_either_end() -> None:
+    for n in (2, 3, 10, 97, 1000):
+        grid = counts(n)
+        assert grid[0] == 1
+        assert grid[-1] == n - 1
+        assert all(n - k in grid for k in grid)
+        assert len(grid) <= 4 + 2 * math.log(n) / math.log(1.4)
+        steps = [(a, b) for a, b in itertools.pairwise(grid) if b <= n / 2]
+        assert all(b <= max(1.6 * a, a + 1) for a, b in steps)
+    assert neighbours(4, [1, 4, 8, 9]) == [2, 3, 5, 6, 7]
+    assert neighbours(9, [1, 4, 8, 9]) == []
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_more_tokens_are_searched_from_fewer(causal: bool, randn: Draw) -> None:
+    """Copies of all tokens, or more tokens behind a mask: the constant is no smaller, so that the
+    search of 32 begins where a search of 8 ended.
+    """
+    attention = single(randn(2, 2), causal=causal)
+    assert fewer(attention, 32) == 8
+    assert fewer(attention, 33) == (8 if causal else 3)
+    assert fewer(attention, 31) == (7 if causal else 1)
+    found = attacks.worst_case(attention, 32, 1.0, starts=8, steps=16)
+    began = dict(zip(found.names, found.history[0].tolist(), strict=True))
+    short = attacks.worst_case(attention, 8, 1.0, starts=4, steps=1)
+    assert began["the best of 8 tokens"] >= 0.9 * short.value
+    x = dict(zip(found.names, found.history[-1].tolist(), strict=True))
+    assert x["the best of 8 tokens"] >= began["the best of 8 tokens"]
 
 
 def test_attention_that_reads_all_tokens_alike_has_the_constant_of_its_values(randn: Draw) -> None:

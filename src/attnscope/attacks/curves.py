@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-import torch
-
+from attnscope.attacks._starts import longer
 from attnscope.attacks.search import Progress, WorstCase, check_call, search
 from attnscope.attention import Attention
 from attnscope.bounds import Bounds, on_ball
-from attnscope.measures import Particles
 from attnscope.validation import brief
 
 MOST_PANELS = 4
@@ -168,17 +166,3 @@ def curves(
             )
             points.append(Point(n, radius, found, bounds))
     return Curves(tuple(points))
-
-
-def longer(attention: Attention, mu: Particles, n: int) -> Particles | None:
-    """An input of n tokens whose local constant is not smaller: copies of all tokens, or more
-    tokens behind a mask; None if there is none.
-
-    Under a mask the Jacobian of a prefix is a corner of that of the whole; without one, copies that
-    move together act as the token did.
-    """
-    if attention.causal and mu.n <= n:
-        return Particles(torch.cat([mu.x, mu.x[-1:].expand(n - mu.n, -1)]))
-    if attention.causal or n % mu.n or (attention.heads.positional and mu.n != n):
-        return None
-    return Particles(mu.x.repeat_interleave(n // mu.n, dim=0))

@@ -13,20 +13,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.attacks._ascent import FIRST_PAIRS, Ascent, inside
-from attnscope.attacks._gain import masses, top_pairs
+from attnscope.attacks._ascent import Ascent, inside
+from attnscope.attacks._choice import chosen, groups, stacked
+from attnscope.attacks._gain import masses
 from attnscope.attacks._reduce import reduced
-from attnscope.attacks._starts import Start, constructed, drawn
+from attnscope.attacks._starts import Start
 from attnscope.attention import Attention
 from attnscope.bounds import Bound, Bounds, covered, on_ball
 from attnscope.measures import Particles
 from attnscope.operators import jacobian, spectral_norm
 from attnscope.validation import brief, check_positive, described
 
-GROUP_ENTRIES = 2**22
-"""Entries of the couplings of the starts that climb together; some ten tensors of this size live at
-once.
-"""
 MOST_ENTRIES = 2**24
 """Entries of one coupling up to which its second derivatives fit in memory."""
 
@@ -95,11 +92,12 @@ def worst_case(
     r"""Search the input of n tokens in the ball of this radius where attention stretches most, in
     float64.
 
-    Projected ascent on $\sigma_{max}$, differentiated through its singular vectors, from the
-    constructions U2, U2', U2'' of every head (K2 under a mask) and from random tokens, `starts` of
-    them at once. With `weighted=True` the masses are searched too, in the metric of $L^2(\mu)$: the
-    mean field, whose worst measures are few and unbalanced Diracs [castin24]. `causal` overrides
-    the attention's own mask.
+    Projected ascent on $\sigma_{max}$, differentiated through its singular vectors, `starts` of
+    them at once: from the constructions U2, U2', U2'' of every head (K2 under a mask), from their
+    two clusters with the best numbers of rare tokens, from what a short search with fewer tokens
+    finds, made longer, and from random tokens. With `weighted=True` the masses are searched too, in
+    the metric of $L^2(\mu)$: the mean field, whose worst measures are few and unbalanced Diracs
+    [castin24]. `causal` overrides the attention's own mask.
     """
     check_call(attention, n, radius, weighted, starts, steps)
     if causal is not None and causal != attention.causal:
@@ -122,7 +120,7 @@ def search(
     whole = attention.to(torch.float64)
     small, basis = reduced(whole)
     generator = torch.Generator(device=small.heads.query.device).manual_seed(seed)
-    begun = _chosen(small, n, radius, weighted, starts, generator) + _known(
+    begun = chosen(small, n, radius, weighted, starts, steps, generator) + _known(
         known, basis, radius, weighted
     )
     runs = _climb(small, begun, radius, steps, generator, progress)
@@ -139,25 +137,6 @@ def search(
         names=tuple(start.name for start in begun),
         history=_together(runs),
     )
-
-
-def _chosen(
-    attention: Attention,
-    n: int,
-    radius: float,
-    weighted: bool,
-    count: int,
-    generator: torch.Generator,
-) -> list[Start]:
-    """The best constructions, half of all starts at the most, and random ones for the rest."""
-    built = constructed(attention, n, radius, weighted, generator)
-    if len(built) > count // 2:
-        values = torch.cat(
-            [_values(attention, group, generator) for group in _groups(attention, built)]
-        )
-        kept = values.topk(max(count // 2, 1)).indices.tolist()
-        built = [built[number] for number in sorted(kept)]
-    return built + drawn(attention, n, radius, weighted, count - len(built), generator)
 
 
 def _known(
@@ -178,41 +157,22 @@ def _climb(
     generator: torch.Generator,
     progress: Progress | None,
 ) -> list[Ascent]:
-    groups = _groups(attention, begun)
+    together = groups(attention, begun)
     runs: list[Ascent] = []
     best = 0.0
     going = True
-    for number, group in enumerate(groups):
-        x, log_weights = _stacked(group)
+    for number, group in enumerate(together):
+        x, log_weights = stacked(group)
         runs.append(Ascent(attention, radius, x, log_weights, generator))
 
         def told(step: int, value: float, number: int = number, best: float = best) -> bool:
             return progress is None or progress(
-                (number + step / steps) / len(groups), max(best, value)
+                (number + step / steps) / len(together), max(best, value)
             )
 
         going = going and runs[-1].run(steps, told)
         best = max(best, float(runs[-1].pair.value.max()))
     return runs
-
-
-def _values(
-    attention: Attention, group: list[Start], generator: torch.Generator
-) -> Float[Tensor, " b"]:
-    x, log_weights = _stacked(group)
-    noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
-    return top_pairs(attention, Particles(x, masses(log_weights)), noise, FIRST_PAIRS).value
-
-
-def _groups(attention: Attention, begun: list[Start]) -> list[list[Start]]:
-    """Starts that climb together, so that their couplings fit in memory."""
-    size = max(1, GROUP_ENTRIES // (attention.heads.count * begun[0].x.shape[0] ** 2))
-    return [begun[first : first + size] for first in range(0, len(begun), size)]
-
-
-def _stacked(group: list[Start]) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n"] | None]:
-    logs = [start.log_weights for start in group if start.log_weights is not None]
-    return torch.stack([start.x for start in group]), torch.stack(logs) if logs else None
 
 
 def _weights(run: Ascent) -> Float[Tensor, "b n"]:

@@ -86,7 +86,7 @@ def main() -> dict[str, Any]:
     for name in ("gpt2-random", "bert-random"):
         found |= _figure(models[name], 6)
     found |= _brackets([*short, long], models["minilm"])
-    found |= _estimates(models["minilm"]) | _proved(models["minilm"])
+    found |= _estimates(models["minilm"]) | _dense_tops() | _proved(models["minilm"])
     found["float32 lower bounds above the float64 truth, relative"] = _overshoot(found)
     return found | _peak_memory()
 
@@ -251,6 +251,35 @@ def _estimates(model: Model, starts: int = 8) -> dict[str, Any]:
     return {
         name: {"at most": 1.0, "value": wrong, "largest error": float(off.max()), "runs": len(off)}
     }
+
+
+def _dense_tops(runs: int = 100, size: int = 2000, tol: float = 1e-4) -> dict[str, Any]:
+    """The same on spectra that are dense or equal at their top, where a small residual says
+    little.
+    """
+    one = torch.ones(size, dtype=torch.float64)
+    line = torch.linspace(1, 0, size, dtype=torch.float64)
+    found: dict[str, Any] = {}
+    for name, values in {
+        "linspace(1, 0)": line,
+        "ten equal, then 0.999": torch.cat([one[:10], 0.999 * one[:1], 0.9 * line[11:]]),
+    }.items():
+
+        def product(u: Tensor, values: Tensor = values) -> Tensor:
+            return u * values
+
+        shape, device = (size,), values.device
+        op = LinearOperator(product, product, shape, shape, values.dtype, device, (runs,))
+        run = spectral_norm(op, tol=tol)
+        off = (1 - torch.as_tensor(run.lower))[torch.as_tensor(run.converged)]
+        found[f"converged runs off by more than twice their tolerance, {name}, in %"] = {
+            "at most": 1.0,
+            "value": 100 * float((off > 2 * tol).double().mean()) if len(off) else 0.0,
+            "largest error": float(off.max()) if len(off) else 0.0,
+            "runs": len(off),
+            "pairs": float(torch.as_tensor(run.pairs).double().mean()),
+        }
+    return found
 
 
 def _layers(model: Model, n: int, sequence: int) -> Iterator[tuple[Softmax, Particles]]:

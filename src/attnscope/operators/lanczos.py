@@ -92,6 +92,11 @@ class Ritz:
             values, residuals, right, rho**2 / (2 * np.maximum(np.maximum(gap, rho), 1e-300))
         )
 
+    def rows(self, which: Int[np.ndarray, " c"]) -> Ritz:
+        return Ritz(
+            self.values[which], self.residuals[which], self.right[which], self.errors[which]
+        )
+
 
 def ahead(process: Process) -> Float64[np.ndarray, "b m"]:
     r"""Coordinates of the best known vector of $\mathrm{span}\,V_{k+1}$, of which J has not yet

@@ -25,6 +25,16 @@ SHRINK_AT = 0.8
 """The stack is cut down to the problems still running when no more than this part of it is."""
 RESIDUAL_PESSIMISM = 30
 """By how much the residual's estimate may exceed a sharper one that is believed."""
+FIRM = 1e-6
+"""An error estimate is believed from here on: before, values closer than the residual look like
+one, and their mean like the largest.
+"""
+ISOLATED = 0.1
+"""The residual, in parts of the gap to the next Ritz value, below which a value stands alone."""
+CLEAR, UNLUCKY = 0.15, 0.1
+"""The part of that gap within which a larger value may hide, but for so many of all starts."""
+MISSED = 0.01
+"""The part of all starts for which a value above the tolerance may be missed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +70,12 @@ def spectral_norm(
     r"""$\sigma_{\max} = \|J\|_2$ in the metric of the map, by Golub-Kahan-Lanczos from a random
     start.
 
-    Without `failure_probability` it stops when the estimated relative error is below `tol`; with
-    it, when the bracket is that narrow (never narrower than the rounding of the map's precision).
-    What `max_pairs` or rounding cuts short reports `converged=False` and its bracket.
+    Without `failure_probability` it stops when the estimated relative error is below `tol` (and
+    below 1e-6, unless a start in a hundred is all that could miss the tolerance) and the value
+    stands alone among its neighbours: an estimate, that goes on where the spectrum is dense at its
+    top. With it, it stops when the bracket is that narrow (never narrower than the rounding of the
+    map's precision). What `max_pairs` or rounding cuts short reports `converged=False` and its
+    bracket.
     """
     check_call(op, tol, failure_probability, max_pairs)
     weights, stack = op.weights, op.stack
@@ -177,7 +190,11 @@ def _done(
     process = lanczos.process
     close = _close(process, ritz, tol) & ((process.alpha.shape[1] >= 3) | process.finished)
     asked = np.flatnonzero(close & ~_closed(lanczos, ritz))
-    if delta is not None and len(asked):
+    if delta is None:
+        asked = asked[~process.finished[asked]]
+        if len(asked):
+            close[asked] = _believed(process.rows(asked), ritz.rows(asked), tol, lanczos)
+    elif len(asked):
         narrow = reaches(
             process.alpha[asked],
             process.beta[asked],
@@ -200,6 +217,27 @@ def _close(process: Process, ritz: Ritz, tol: float) -> Bool[np.ndarray, " b"]:
     if len(open_):
         close[open_] = 2 * still_to_come(process.rows(open_)) <= tol
     return close
+
+
+def _believed(process: Process, ritz: Ritz, tol: float, lanczos: Lanczos) -> Bool[np.ndarray, " b"]:
+    r"""Whether Ritz values whose error is estimated below `tol` may be taken for the largest
+    singular values, by what the coefficients show of the spectrum near its top.
+
+    Where it is dense there, the residual is small long before the Ritz value has chosen among its
+    neighbours. So it must be small against the gap that is seen, with no room for a larger value
+    above that gap; or there is no room above the tolerance. Room is what the polynomials of the
+    bracket leave, but for unlucky starts.
+    """
+    kind, size, top = lanczos.op.dtype, lanczos.op.shape[1], ritz.values[:, 0]
+
+    def no_room(above: Float64[np.ndarray, " b"] | float, unlucky: float) -> np.ndarray:
+        delta = smallest_overlap(size, unlucky)
+        return reaches(process.alpha, process.beta, top * (1 + above), delta, noise(kind))
+
+    gap = 1 - (ritz.values[:, 1] / top) ** 2
+    alone = ritz.residuals[:, 0] / top <= ISOLATED * gap
+    firm = _close(process, ritz, min(tol, max(FIRM, noise(kind))))
+    return (firm & alone & no_room(CLEAR * gap, UNLUCKY)) | no_room(tol, MISSED)
 
 
 def _closed(lanczos: Lanczos, ritz: Ritz) -> Bool[np.ndarray, " b"]:

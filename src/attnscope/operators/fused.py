@@ -1,0 +1,310 @@
+r"""Tiled attention on queries, keys and values: its value, both derivatives, and the one second
+derivative that serves every composition of them, in memory linear in the number of tokens.
+
+One head, $u_{ij} = s\langle q_i, k_j\rangle$, score $z_{ij} = c(u_{ij}) + b_{ij}$ with
+$c(u) = u$ or the soft-cap $C\tanh(u/C)$, and a sink of logit a that has no value:
+
+$$ P_{ij} = \frac{e^{z_{ij}}}{e^a + \sum_l e^{z_{il}}}, \qquad o_i = \sum_j P_{ij} v_j. $$
+
+A change of the inputs moves u and $\dot z = c'(u)\dot u + \dot b$. With
+$\delta_i = \sum_j P_{ij}\dot z_{ij} + P_{i0}\dot a$ (0 is the sink)
+
+$$ \dot o_i = \sum_j P_{ij}\big[\dot z_{ij} v_j + \dot v_j\big] - \delta_i o_i, $$
+
+and the adjoint at g is $\bar z_{ij} = P_{ij}\langle g_i, v_j - o_i\rangle$,
+$\bar a = -\sum_i P_{i0}\langle g_i, o_i\rangle$, $\bar v_j = \sum_i P_{ij} g_i$.
+
+The pairing $\phi = \langle g, \dot o\rangle$ is linear in g and in the change: its gradients in
+those two are again the derivative and the adjoint. Its gradient in the inputs, with
+$w_{ij} = \langle g_i, v_j\rangle$, $r_i = \langle g_i, o_i\rangle$ and
+$y_{ij} = \langle g_i, \dot v_j\rangle$ ($w = y = 0$ for the sink), follows from
+
+$$ \frac{\partial\phi}{\partial z_{ij}} = P_{ij}\big[a_{ij} - \mathbb{E}_{P_i}a\big], \quad
+   a_{ij} = (\dot z_{ij} - \delta_i)(w_{ij} - r_i) + y_{ij}, \quad
+   \frac{\partial\phi}{\partial\dot z_{ij}} = \bar z_{ij}. $$
+
+Tiles are made again from two numbers per row, its largest score and its total. (The log-sum-exp
+alone loses the total where a row is masked by a huge finite number.)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnscope.operators._tiles import Grid, Inputs, Tile
+
+__all__ = ["Form", "Inputs", "Tiled"]
+
+
+class Form(NamedTuple):
+    """What is never differentiated: the scale of the scores and their soft-cap."""
+
+    scale: float
+    softcap: float | None = None
+
+
+class _Made(NamedTuple):
+    """A tile made again."""
+
+    exp: Tensor
+    """$e^{z - \\max z}$"""
+    tanh: Tensor | None
+    """of the soft-cap"""
+    inverse: Tensor
+    """one over the row's total"""
+    sink: Tensor | None
+    """$e^{a - \\max z}$"""
+
+
+class Tiled:
+    """Attention at one point, by tiles; a row that reads no key gives 0.
+
+    Shapes are those of `Inputs`; the mask is one that `Grid` reads.
+    """
+
+    def __init__(
+        self,
+        q: Float[Tensor, "b h m k"],
+        k: Float[Tensor, "b g n k"],
+        v: Float[Tensor, "b g n v"],
+        bias: Tensor | None,
+        sinks: Tensor | None,
+        mask: Tensor | None,
+        form: Form,
+    ) -> None:
+        self.form, self.masked, self.given = form, mask is not None, (bias, sinks)
+        self.grid = Grid(q, k, mask)
+        self.q, self.k, self.v = self.grid.queries(q), self.grid.keys(k), self.grid.keys(v)
+        self.bias, self.sinks = self.grid.biases(bias), self.grid.sinks(sinks)
+
+    def value(self) -> tuple[Float[Tensor, "b h m v"], Float[Tensor, "b h m 2"]]:
+        """The output, and each row's largest score and total."""
+        o, grid = self.grid.output(self.v), self.grid
+        rows = self.q.new_empty(grid.batches, grid.groups * grid.shared, grid.m, 2)
+        for tile in grid.tiles():
+            z, _ = self._scores(tile)
+            top = z.amax(-1, keepdim=True)
+            sink = None if self.sinks is None else self.sinks[tile.batch, tile.group]
+            if sink is not None:
+                top = torch.maximum(top, sink)
+            if self.masked:  # where a row reads nothing its largest score is -inf: avoid NaN
+                top.clamp_(min=torch.finfo(z.dtype).min)
+            exp = z.sub_(top).exp_()
+            total = exp.sum(-1, keepdim=True)
+            if sink is not None:
+                total += (sink - top).exp_()
+            part = _mix(exp, self.v[tile.problems, tile.keys])
+            grid.grouped(o)[tile.there] = part.mul_(_inverse(total))
+            grid.grouped(rows)[tile.there] = torch.cat([top, total], -1)
+        return o, rows
+
+    def jvp(self, o: Tensor, rows: Tensor, change: Inputs) -> Float[Tensor, "b h m v"]:
+        """The change of the output."""
+        out, moved = self.grid.output(self.v), self._flat(change)
+        for tile in self.grid.tiles():
+            made = self._again(tile, rows)
+            dz = self._score_change(tile, made, moved, self._product_change(tile, moved))
+            dz *= made.exp
+            part = _mix(dz, self.v[tile.problems, tile.keys])
+            if moved.v is not None:
+                part += _mix(made.exp, moved.v[tile.problems, tile.keys])
+            total = self._with_sink(tile, made, dz.sum(-1, keepdim=True), moved)
+            part.addcmul_(total, self.grid.grouped(o)[tile.there], value=-1)
+            self.grid.grouped(out)[tile.there] = part.mul_(made.inverse)
+        return out
+
+    def vjp(self, o: Tensor, rows: Tensor, g: Tensor, wanted: tuple[bool, bool]) -> Inputs:
+        """The adjoint: gradients of <g, output>; those of bias and sinks where `wanted`."""
+        into = _Gradients(self, wanted)
+        for tile in self.grid.tiles():
+            made = self._again(tile, rows)
+            here, rate = self._rate(tile, made, o, g)
+            into.values(tile, made.exp, here)
+            dz = self._against(tile, here, self.v).sub_(rate).mul_(made.exp)
+            into.bias(tile, dz)
+            if made.sink is not None:
+                into.sinks(tile, -made.sink * rate)
+            into.products(tile, _slope(dz, made), self.q, self.k)
+        return into.result()
+
+    def second(
+        self, o: Tensor, rows: Tensor, change: Inputs, g: Tensor, wanted: tuple[bool, bool]
+    ) -> Inputs:
+        """The gradient of <g, jvp(change)> in the inputs; also the derivative of `vjp(g)` along
+        `change`, since second derivatives are symmetric.
+        """
+        into, moved = _Gradients(self, wanted), self._flat(change)
+        for tile in self.grid.tiles():
+            made = self._again(tile, rows)
+            here, rate = self._rate(tile, made, o, g)
+            du = self._product_change(tile, moved)
+            dz = self._score_change(tile, made, moved, du.clone())
+            delta = (dz * made.exp).sum(-1, keepdim=True)
+            delta = self._with_sink(tile, made, delta, moved).mul_(made.inverse)
+            dz -= delta
+            w = self._against(tile, here, self.v).sub_(rate)
+            a = w * dz
+            if moved.v is not None:
+                a += self._against(tile, here, moved.v)
+            into.values(tile, dz.mul_(made.exp), here)
+            mean = (a * made.exp).sum(-1, keepdim=True)
+            if made.sink is not None:
+                da = -delta
+                if moved.sinks is not None:
+                    da = da + moved.sinks[tile.batch, tile.group]
+                mean = mean - made.sink * da * rate
+                into.sinks(tile, -made.sink * (da * rate + mean * made.inverse))
+            a.sub_(mean * made.inverse).mul_(made.exp)
+            into.bias(tile, a)
+            slope, a = _slope(w.mul_(made.exp), made), _slope(a, made)
+            if made.tanh is not None and self.form.softcap is not None:  # c'' = -2 tanh c' / C
+                a.addcmul_(slope * made.tanh, du, value=-2 / self.form.softcap)
+            into.products(tile, a, self.q, self.k)
+            into.products(tile, slope, moved.q, moved.k)
+        return into.result()
+
+    def _flat(self, change: Inputs) -> Inputs:
+        """A change in the shapes that tiles are cut from."""
+        return Inputs(
+            None if change.q is None else self.grid.queries(change.q),
+            None if change.k is None else self.grid.keys(change.k),
+            None if change.v is None else self.grid.keys(change.v),
+            self.grid.biases(change.bias),
+            self.grid.sinks(change.sinks),
+        )
+
+    def _scores(self, tile: Tile) -> tuple[Tensor, Tensor | None]:
+        """z of a tile, -inf where hidden, and the tanh of its soft-cap."""
+        strip = self.q[tile.problems, :, tile.rows].flatten(1, 2) * self.form.scale
+        z = torch.bmm(strip, self.k[tile.problems, tile.keys].mT)
+        z, tanh = self.grid.tiled(tile, z), None
+        if self.form.softcap is not None:
+            tanh = z.div_(self.form.softcap).tanh_()
+            z = tanh * self.form.softcap
+        if self.bias is not None:
+            z += self.bias[tile.scores]
+        self.grid.hide(tile, z)
+        return z, tanh
+
+    def _again(self, tile: Tile, rows: Tensor) -> _Made:
+        z, tanh = self._scores(tile)
+        top, total = self.grid.grouped(rows)[tile.there].split(1, -1)
+        sink = None if self.sinks is None else (self.sinks[tile.batch, tile.group] - top).exp_()
+        return _Made(z.sub_(top).exp_(), tanh, _inverse(total), sink)
+
+    def _product_change(self, tile: Tile, moved: Inputs) -> Tensor:
+        """The change of u."""
+        du: Tensor | None = None
+        for q, k in ((moved.q, self.k), (self.q, moved.k)):
+            if q is not None and k is not None:
+                strip = q[tile.problems, :, tile.rows].flatten(1, 2) * self.form.scale
+                keys = k[tile.problems, tile.keys].mT
+                du = torch.bmm(strip, keys) if du is None else du.baddbmm_(strip, keys)
+        if du is None:
+            like = self.q[tile.problems, :, tile.rows].flatten(1, 2)[..., :1]
+            du = like.new_zeros(*like.shape[:-1], tile.keys.stop - tile.keys.start)
+        return self.grid.tiled(tile, du)
+
+    def _score_change(self, tile: Tile, made: _Made, moved: Inputs, du: Tensor) -> Tensor:
+        """The change of z, written over that of u."""
+        dz = _slope(du, made)
+        if moved.bias is not None:
+            dz += moved.bias[tile.scores]
+        return dz
+
+    def _with_sink(self, tile: Tile, made: _Made, total: Tensor, moved: Inputs) -> Tensor:
+        """The sink's own change added to a sum over the keys."""
+        if made.sink is None or moved.sinks is None:
+            return total
+        return total + made.sink * moved.sinks[tile.batch, tile.group]
+
+    def _rate(self, tile: Tile, made: _Made, o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """g_i and r_i over the row's total: what carries it needs no division entry by entry."""
+        here = self.grid.grouped(g)[tile.there] * made.inverse
+        return here, (here * self.grid.grouped(o)[tile.there]).sum(-1, keepdim=True)
+
+    def _against(self, tile: Tile, here: Tensor, values: Tensor) -> Tensor:
+        """<here_i, values_j> over a tile."""
+        flat = here.flatten(2, 3).flatten(0, 1)
+        return self.grid.tiled(tile, torch.bmm(flat, values[tile.problems, tile.keys].mT))
+
+
+class _Gradients:
+    """Gradients as they add up tile by tile."""
+
+    def __init__(self, at: Tiled, wanted: tuple[bool, bool]) -> None:
+        self.grid, self.scale = at.grid, at.form.scale
+        self.q, self.k, self.v = (torch.zeros_like(part) for part in (at.q, at.k, at.v))
+        self.of_bias = _zeros(at.given[0] if wanted[0] else None)
+        self.of_sinks = _zeros(at.given[1] if wanted[1] else None)
+
+    def products(self, tile: Tile, du: Tensor, q: Tensor | None, k: Tensor | None) -> None:
+        """From gradients in u = s <q, k> to those in the two factors."""
+        flat = du.flatten(2, 3).flatten(0, 1)
+        if k is not None:
+            part = torch.bmm(flat, k[tile.problems, tile.keys]).mul_(self.scale)
+            into = self.q[tile.problems, :, tile.rows]
+            into += part.view(into.shape)
+        if q is not None:
+            strip = q[tile.problems, :, tile.rows].flatten(1, 2)
+            self.k[tile.problems, tile.keys].baddbmm_(flat.mT, strip, alpha=self.scale)
+
+    def values(self, tile: Tile, p: Tensor, here: Tensor) -> None:
+        flat = p.flatten(2, 3).flatten(0, 1)
+        self.v[tile.problems, tile.keys].baddbmm_(flat.mT, here.flatten(2, 3).flatten(0, 1))
+
+    def bias(self, tile: Tile, dz: Tensor) -> None:
+        if self.of_bias is not None:
+            _add(self.of_bias, self.grid, tile, dz, tile.scores)
+
+    def sinks(self, tile: Tile, da: Tensor) -> None:
+        if self.of_sinks is not None:
+            _add(self.of_sinks, self.grid, tile, da, tile.scores)
+
+    def result(self) -> Inputs:
+        grid = self.grid
+
+        def heads(part: Tensor) -> Tensor:
+            return part.unflatten(0, (grid.batches, grid.groups))
+
+        return Inputs(
+            heads(self.q).flatten(1, 2),
+            heads(self.k),
+            heads(self.v),
+            self.of_bias,
+            self.of_sinks,
+        )
+
+
+def _zeros(like: Tensor | None) -> Tensor | None:
+    return None if like is None else torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+
+
+def _add(into: Tensor, grid: Grid, tile: Tile, part: Tensor, where: tuple[slice, ...]) -> None:
+    """Add a tile to a tensor whose axes of length 1 stand for all of theirs."""
+    groups = (grid.groups, grid.shared) if into.shape[1] > 1 else (1, 1)
+    wide = into.unflatten(1, groups)
+    over = [axis for axis in range(5) if wide.shape[axis] == 1 and part.shape[axis] > 1]
+    if over:
+        part = part.sum(over, keepdim=True)
+    wide[tuple(slice(None) if wide.shape[axis] == 1 else where[axis] for axis in range(5))] += part
+
+
+def _mix(tile: Tensor, values: Tensor) -> Tensor:
+    """Each row of a tile against the values of its problem."""
+    flat = torch.bmm(tile.flatten(2, 3).flatten(0, 1), values)
+    return flat.view(*tile.shape[:-1], values.shape[-1])
+
+
+def _inverse(total: Tensor) -> Tensor:
+    """One over a row's total, 0 for a row that reads nothing."""
+    return torch.where(total == 0, 0, total.reciprocal())
+
+
+def _slope(dz: Tensor, made: _Made) -> Tensor:
+    """c'(u) = 1 - tanh^2 times `dz`, written over it."""
+    return dz if made.tanh is None else dz.addcmul_(dz * made.tanh, made.tanh, value=-1)

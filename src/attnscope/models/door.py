@@ -176,8 +176,8 @@ def attention_mask(
 def _refuse_unknown(others: dict[str, Any]) -> None:
     if others.get("output_attentions"):
         raise ValueError(
-            "attnscope attention never forms the attention weights, got output_attentions=True. Load"
-            ' the model with attn_implementation="eager" to see them.'
+            "attnscope attention never forms the attention weights, got output_attentions=True."
+            ' Load the model with attn_implementation="eager" to see them.'
         )
     unknown = [
         name

@@ -57,6 +57,11 @@ def fused_attention(
     return out
 
 
+def _tiled(point: Any, form: Form) -> Tiled:
+    q, k, v, bias, sinks, mask = point
+    return Tiled(q, k, v, bias, sinks, mask, form)
+
+
 class _Value(torch.autograd.Function):
     """(q, k, v, bias, sinks, mask, form) to the output and the numbers of its rows."""
 
@@ -96,7 +101,7 @@ class _Derivative(torch.autograd.Function):
     def forward(*arguments: Any) -> Any:
         point, (o, rows) = arguments[:6], arguments[6:8]
         *changes, form = arguments[8:]
-        return Tiled(*point, form=form).jvp(o, rows, Inputs(*changes))
+        return _tiled(point, form).jvp(o, rows, Inputs(*changes))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -138,7 +143,7 @@ class _Adjoint(torch.autograd.Function):
     @staticmethod
     def forward(*arguments: Any) -> Any:
         point, (o, rows, g, form, wanted) = arguments[:6], arguments[6:]
-        return tuple(Tiled(*point, form=form).vjp(o, rows, g, wanted))
+        return tuple(_tiled(point, form).vjp(o, rows, g, wanted))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -179,7 +184,7 @@ class _Second(torch.autograd.Function):
     def forward(*arguments: Any) -> Any:
         point, (o, rows) = arguments[:6], arguments[6:8]
         *changes, g, form, wanted = arguments[8:]
-        return tuple(Tiled(*point, form=form).second(o, rows, Inputs(*changes), g, wanted))
+        return tuple(_tiled(point, form).second(o, rows, Inputs(*changes), g, wanted))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -62,6 +62,7 @@ def main() -> dict[str, dict[str, float]]:
     ours, eager = (_run("llama", implementation) for implementation in ("attnscope", "eager"))
     gpt2 = _run("gpt2", "attnscope")
     llama = f"JVP of a 6-layer Llama, d = 576, n = {TOKENS:,}"
+    large = f"JVP of a 12-layer model of GPT-2's size, n = {TOKENS:,}"
     return {
         f"{llama}, vs eager attention": {
             "ratio": eager["seconds"] / ours["seconds"],
@@ -75,7 +76,7 @@ def main() -> dict[str, dict[str, float]]:
             "at most": 0.92,
             "eager": eager["gigabytes"],
         },
-        f"JVP of a 12-layer model of GPT-2's size, n = {TOKENS:,}, memory beyond the weights in GB": {
+        f"{large}, memory beyond the weights in GB": {
             "value": gpt2["gigabytes"],
             "at most": 2.0,
             "stretch": 1.0,

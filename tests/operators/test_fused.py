@@ -4,7 +4,10 @@ second derivative, for all that a model may ask of it.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -317,3 +320,34 @@ def test_two_forward_levels_are_refused(randn: Draw) -> None:
 def test_heads_that_do_not_share_evenly_are_refused(randn: Draw) -> None:
     with pytest.raises(ValueError, match="multiple"):
         fused_attention(randn(1, 3, 4, 2), randn(1, 2, 4, 2), randn(1, 2, 4, 2), 1.0)
+
+
+MEMORY = """
+import re, torch
+from torch.func import grad, jvp
+from attnscope.operators.fused_autograd import fused_attention
+
+def peak():
+    with open("/proc/self/status") as status:
+        return int(re.search(r"VmHWM:\\s+(\\d+)", status.read())[1]) / 2**10
+
+def of(x):
+    at = torch.arange(x.shape[2])
+    mask = torch.stack([at - at % 512, at + 1], -1)[None, None] if chunks else None
+    return fused_attention(x, x, x, 0.5, mask=mask)
+
+torch.set_num_threads(1)
+for n in (64, 6144):
+    before, x = peak(), torch.randn(1, 1, n, 2)
+    for chunks in (True, False):
+        jvp(grad(lambda x: of(x).square().sum()), (x,), (x,))
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from /proc")
+def test_no_derivative_holds_the_whole_coupling() -> None:
+    run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-1000:]
+    megabytes_of_one = 6144**2 * 4 / 2**20
+    assert float(run.stdout) < megabytes_of_one  # and a dense derivative needs several at once

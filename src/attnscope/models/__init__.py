@@ -4,6 +4,7 @@ from attnscope.models._base import PARTS, Model, ModelNotice, Part
 from attnscope.models._families import families
 from attnscope.models._load import load
 from attnscope.models._perturbation import Duplication, Perturbation, Step
+from attnscope.models.door import register_attention
 
 __all__ = [
     "PARTS",
@@ -15,4 +16,5 @@ __all__ = [
     "Step",
     "families",
     "load",
+    "register_attention",
 ]

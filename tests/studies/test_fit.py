@@ -62,3 +62,18 @@ def test_exact_curves_and_too_few_lengths() -> None:
     assert growth([2, 4, 8], [1.0, 2.0, 0.0]) is None
     assert growth([2, 4, 8, 16], [1.0, 2.0, 3.0, 4.0], fit_from=4) is not None
     assert growth([2, 4, 8, 16], [1.0, 2.0, 3.0, 4.0], fit_from=5) is None
+
+
+def test_growth_recovers_a_power_law() -> None:
+    n = np.repeat([2, 4, 8, 16, 32], 10)
+    held, widths = 0, []
+    for seed in range(40):
+        noise = np.exp(0.1 * np.random.default_rng(seed).standard_normal(len(n)))
+        fit = growth(n, 3.0 * n**0.25 * noise)
+        assert fit is not None
+        assert fit.low < fit.exponent < fit.high
+        held += fit.low < 0.25 < fit.high
+        widths.append(fit.high - fit.low)
+    assert held >= 33  # 38 expected at 95 %
+    assert np.mean(widths) < 0.1
+    assert growth([2, 2, 4], [1, 1, 1]) is None

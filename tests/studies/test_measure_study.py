@@ -9,7 +9,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from attnscope import Attention, LinearOperator, Particles, SpectralNorm, spectral_norm
 from attnscope.models import PARTS, Model, Part, load
 from attnscope.studies import Workbench, drawing, run
-from attnscope.studies.measure import BoundRow, Measure, MeasureConfig, Row, growth, measure
+from attnscope.studies.measure import BoundRow, Measure, MeasureConfig, Row, measure
 from attnscope.studies.measure.summary import sheets, summarise, tightest
 from attnscope.studies.study import same
 
@@ -142,19 +141,6 @@ def test_the_calls_share_the_failure_probability(
         measure(tiny("gpt2"), ids, [2, 4], shard=shard, **options)
         assert len(shares) == calls
         assert sum(shares) == pytest.approx(0.01)
-
-
-def test_growth_recovers_a_power_law() -> None:
-    n = np.repeat([2, 4, 8, 16, 32], 10)
-    held = 0
-    for seed in range(40):
-        noise = np.exp(0.1 * np.random.default_rng(seed).standard_normal(len(n)))
-        fit = growth(n, 3.0 * n**0.25 * noise)
-        assert fit is not None
-        assert fit.low < fit.exponent < fit.high < fit.low + 0.1
-        held += fit.low < 0.25 < fit.high
-    assert held >= 33  # 38 expected at 95 %
-    assert growth([2, 2, 4], [1, 1, 1]) is None
 
 
 def rows_of(n: int) -> list[Row]:

@@ -133,9 +133,7 @@ def measured() -> Group:
             _save(name, folder)
             for part in ("norm+attention", "residual"):
                 out = folder / part
-                arguments = (
-                    f"--part {part} --lengths 4,9 --samples 1 --dtype float64 --tol 1e-10".split()
-                )
+                arguments = f"--part {part} --lengths 4,9 --samples 1 --dtype float64 --tol 1e-10 --estimate".split()
                 _run(
                     "measure",
                     str(folder),

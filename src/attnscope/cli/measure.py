@@ -23,8 +23,7 @@ def command(
         ..., help='"minilm", "gpt2-random", "bert-random", a folder, or a Hugging Face id.'
     ),
     text: str = typer.Option(
-        "python-docs",
-        help='A text file, "python-docs" (ships with Python) or "alice" (downloaded once).',
+        "alice", help='A text file, "alice" (in Wonderland) or "python-docs" (ships with Python).'
     ),
     layers: str = typer.Option(
         "all", help='Which layers: "all", or numbers and ranges such as 0,6 or 0:12:2.'
@@ -42,12 +41,17 @@ def command(
     part: str = typer.Option(
         "attention", help="What to differentiate: attention, norm+attention, residual or block."
     ),
-    tol: float = typer.Option(
-        1e-6, help="Relative accuracy of each constant (width of the bracket with --certify)."
+    tol: float | None = typer.Option(
+        None, help="Relative width of each bracket (default 1e-3; with --estimate 1e-6)."
     ),
-    certify: float | None = typer.Option(
-        None,
-        help="Also give upper bounds that all hold together but with this probability, e.g. 1e-6.",
+    certify: float = typer.Option(
+        1e-6, help="All upper bounds of the run hold together but with this probability."
+    ),
+    estimate: bool = typer.Option(
+        False, "--estimate", help="No upper bounds: lower bounds whose accuracy is an estimate."
+    ),
+    fit_from: int = typer.Option(
+        1, min=1, help="The shortest length that the exponent is fitted to."
     ),
     released_estimator: bool = typer.Option(
         False,
@@ -97,13 +101,14 @@ def _config(options: dict[str, Any]) -> MeasureConfig:
         raise ValueError(f"--dtype must be {' or '.join(DTYPES)}, got {options['dtype']!r}.")
     layers, heads = options["layers"], options["heads"]
     named = heads in ("all", "none", "longest")
-    same = ("model", "text", "samples", "part", "tol", "bounds", "device", "dtype", "seed")
+    same = ("model", "text", "samples", "part", "bounds", "device", "dtype", "seed", "fit_from")
     return MeasureConfig(
         **{name: options[name] for name in same},
         layers=None if layers == "all" else tuple(numbers("--layers", layers)),
         heads=heads if named else tuple(numbers("--heads", heads)),
         lengths=tuple(numbers("--lengths", options["lengths"])),
-        failure_probability=options["certify"],
+        tol=options["tol"] or (1e-6 if options["estimate"] else 1e-3),
+        failure_probability=None if options["estimate"] else options["certify"],
         released=options["released_estimator"],
     )
 

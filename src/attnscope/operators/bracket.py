@@ -20,6 +20,13 @@ theorem, below float64.
 """
 
 
+def narrowest(precision: str) -> float:
+    """The relative width at which a bracket counts as closed, however small the tolerance: rounding
+    on both sides, and as much again for the search between them.
+    """
+    return 3 * ROUNDING[precision]
+
+
 def smallest_overlap(size: int, failure_probability: float) -> float:
     r"""A $\delta$ with $P(|\langle v_1, y\rangle| < \delta) \le$ eps for $v_1$ uniform on the
     sphere of $R^N$.

@@ -15,7 +15,13 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from attnscope.operators.bracket import ROUNDING, reaches, smallest_overlap, upper_bound
+from attnscope.operators.bracket import (
+    ROUNDING,
+    narrowest,
+    reaches,
+    smallest_overlap,
+    upper_bound,
+)
 from attnscope.operators.lanczos import Lanczos, Process, Ritz, ahead, noise, starts, still_to_come
 from attnscope.operators.operator import LinearOperator
 from attnscope.validation import brief, check_positive, described
@@ -124,7 +130,7 @@ def _run(
         if failure_probability is None
         else smallest_overlap(size, failure_probability / problems)
     )
-    width = max(tol, 3 * slack)
+    width = max(tol, narrowest(str(op.dtype).removeprefix("torch.")))
     found = _Found(
         lower=np.zeros(problems),
         upper=None if delta is None else np.zeros(problems),

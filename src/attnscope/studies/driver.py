@@ -84,14 +84,15 @@ def run(
     cells = list(study.cells(config, workbench))
     if len({cell.key for cell in cells}) < len(cells):
         raise ValueError(f"{study.name}: two cells of this run are the same.")
-    identity = Identity.of(study.name, __version__, config_fields(config), cells)
+    told = {name: value for name, value in config_fields(config).items() if name not in study.aside}
+    identity = Identity.of(study.name, __version__, told, cells)
     with Store(folder, identity, overwrite) as store, stop.listening():
         there = sum(store.has(cell) for cell in cells)
         with shown(console, len(cells)) as bar:
             finished = _all_cells(study, cells, store, workbench, stop, bar)
         table = read(store, study, config)
         done, cell_seconds, failure_probability = store.totals()
-        told = {
+        record_of_run = {
             "options": dict(options) if options is not None else config_fields(config),
             "seconds": round(time.monotonic() - begun, 3),
             "finished": finished,
@@ -99,7 +100,7 @@ def run(
             "cell_seconds": round(cell_seconds, 3),
             "failure_probability": failure_probability,
         }
-        files, remarks = _written(store, study, table, told, pictures)
+        files, remarks = _written(store, study, table, record_of_run, pictures)
     return Outcome(
         table,
         finished,

@@ -62,6 +62,8 @@ class Study(ABC):
     Config: ClassVar[type]
     fast: ClassVar[Any]
     tables: ClassVar[Mapping[str, type]]
+    aside: ClassVar[tuple[str, ...]] = ()
+    """Fields of the config that no row depends on: a run with others of them goes on."""
 
     @abstractmethod
     def cells(self, config: Any, workbench: Workbench) -> Iterable[Cell]:

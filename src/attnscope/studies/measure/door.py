@@ -25,7 +25,7 @@ Texts = str | Path | Sequence[str] | Tensor
 
 def measure(
     model: str | Path | nn.Module | Model,
-    texts: Texts = "python-docs",
+    texts: Texts = "alice",
     lengths: Sequence[int] = LENGTHS,
     *,
     folder: str | Path | None = None,
@@ -42,7 +42,7 @@ def measure(
         folder: Where results are kept, as the command does; without one nothing is written.
         overwrite: Replace results of other options in the folder.
         options: Fields of `studies.measure.MeasureConfig`: layers, heads, samples, part, tol,
-            failure_probability, released, bounds, device, dtype, seed.
+            failure_probability, released, bounds, device, dtype, seed, fit_from.
 
     Returns:
         A table of rows with `.to_pandas()` and `.plot()`; `table["bounds"]` are the proved bounds.

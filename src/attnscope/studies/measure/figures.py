@@ -6,22 +6,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from attnscope.studies.drawing import BLUE, MAP, RED, heading, new_figure
 from attnscope.studies.measure.fit import growth
-from attnscope.studies.measure.rows import Row
+from attnscope.studies.measure.rows import MeasureConfig, Row
 
 TOKENS, RADIUS, CONSTANT = "tokens n", "radius R (RMS token norm)", "local Lipschitz constant"
 
 
-def figures(rows: Sequence[Row], text: str) -> dict[str, Any]:
+def figures(rows: Sequence[Row], config: MeasureConfig) -> dict[str, Any]:
     """Every figure that these rows allow, by name."""
-    whole = [row for row in rows if row.head is None]
+    whole, text = [row for row in rows if row.head is None], config.text
+    against_length = partial(_against_length, fit_from=config.fit_from)
     made = {
-        "constant-against-length": _panels(whole, text, _against_length, (TOKENS, CONSTANT)),
+        "constant-against-length": _panels(whole, text, against_length, (TOKENS, CONSTANT)),
         "constant-against-radius": _panels(whole, text, _against_radius, (RADIUS, CONSTANT)),
         "radius-against-length": _panels(whole, text, _radius_against_length, (TOKENS, RADIUS)),
     }
@@ -68,14 +70,14 @@ def _panels(
     return figure
 
 
-def _against_length(panel: Any, rows: Sequence[Row], scale: Any) -> Any:
+def _against_length(panel: Any, rows: Sequence[Row], scale: Any, fit_from: int) -> Any:
     n, sigma = [row.n for row in rows], [row.lower for row in rows]
     dots = panel.scatter(
         n, sigma, c=[row.radius for row in rows], cmap=MAP, norm=scale, s=9, linewidths=0
     )
-    fit = growth(n, sigma)
+    fit = growth(n, sigma, fit_from)
     if fit is not None:
-        x = np.linspace(min(n), max(n), 100)
+        x = np.linspace(fit.shortest, fit.longest, 100)
         label = rf"{fit.factor:.3g} $n^{{{fit.exponent:.2f}}}$"
         panel.plot(x, fit.factor * x**fit.exponent, color=RED, label=label)
         panel.legend(loc="upper left")

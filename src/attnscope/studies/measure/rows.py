@@ -56,28 +56,31 @@ class MeasureConfig:
         heads: "none", "longest" (each head at the longest length), "all", or head numbers, which
             are measured at every length.
         samples: Sequences per length.
+        tol: Relative width of every bracket or, without brackets, accuracy of every estimate.
         failure_probability: All upper bounds of the run hold together but with this probability;
-            None for no upper bounds.
+            None for no upper bounds: what is left are lower bounds whose accuracy is estimated.
         released: Also report $\\sqrt{\\|J^T f(X)\\|}$.
         bounds: Also evaluate every proved bound at the longest length.
         shard: Sequences per cell; None for all of one length.
+        fit_from: The shortest length that the fit of the growth uses; no row depends on it.
     """
 
     model: str = "minilm"
-    text: str = "python-docs"
+    text: str = "alice"
     layers: tuple[int, ...] | None = None
     heads: str | tuple[int, ...] = "longest"
     lengths: tuple[int, ...] = LENGTHS
     samples: int = 10
     part: str = "attention"
-    tol: float = 1e-6
-    failure_probability: float | None = None
+    tol: float = 1e-3
+    failure_probability: float | None = 1e-6
     released: bool = False
     bounds: bool = True
     device: str = "cpu"
     dtype: str = "float32"
     seed: int = 0
     shard: int | None = None
+    fit_from: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ class Measure(Study):
     Config = MeasureConfig
     fast = MeasureConfig(lengths=(8, 16, 32, 64), samples=2, heads="none")
     tables: ClassVar[dict[str, type]] = {"results": Row, "bounds": BoundRow}
+    aside = ("fit_from",)
 
     def cells(self, config: MeasureConfig, workbench: Workbench) -> Iterator[Cell]:
         _check_names(config)
@@ -58,14 +59,24 @@ class Measure(Study):
         return list(theorems(cell, workbench))
 
     def figures(self, table: Table) -> dict[str, Any]:
-        return drawn.figures(table.rows, table.config.text) if len(table) else {}
+        return drawn.figures(table.rows, table.config) if len(table) else {}
 
     def summary(self, table: Table) -> list[Sheet]:
-        return sheets(table.rows, table["bounds"]) if len(table) else []
+        return sheets(table.rows, table["bounds"], table.config) if len(table) else []
 
     def remarks(self, table: Table) -> list[str]:
-        left = sum(line.unconverged for line in summarise(table.rows)) if len(table) else 0
-        return [f"{left} problems did not converge to the tolerance."] if left else []
+        if not len(table):
+            return []
+        lines = summarise(table.rows, table.config.fit_from)
+        left = sum(line.unconverged for line in lines)
+        said = [f"{left} problems did not converge to the tolerance."] if left else []
+        bent = [str(line.layer) for line in lines if line.fit is not None and line.fit.bent]
+        if bent:
+            said.append(
+                f"layer{'s' * (len(bent) > 1)} {', '.join(bent)}: the growth is no power law over"
+                " these lengths, so the exponent depends on which of them are fitted."
+            )
+        return said
 
     def files(self, table: Table) -> dict[str, bytes]:
         """Every bound; a value that is infinite in floating point is null."""
@@ -127,6 +138,8 @@ def _check_names(config: MeasureConfig) -> None:
         raise ValueError(f"lengths must be at least 1, got {min(config.lengths)}.")
     if len(set(config.lengths)) < len(config.lengths):
         raise ValueError("each length can be measured once only.")
+    if config.fit_from < 1:
+        raise ValueError(f"a fit begins at a length of at least 1, got {config.fit_from}.")
     if config.shard is not None and config.shard < 1:
         raise ValueError(f"a shard holds at least 1 sequence, got {config.shard}.")
     if isinstance(config.heads, str) and config.heads not in ("none", "longest", "all"):

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from attnscope.operators.bracket import narrowest
 from attnscope.studies.measure.fit import Fit, growth
-from attnscope.studies.measure.rows import BoundRow, Row
+from attnscope.studies.measure.rows import BoundRow, MeasureConfig, Row
 from attnscope.studies.study import Sheet
 
 
@@ -36,7 +37,7 @@ class LayerSummary:
     unconverged: int
 
 
-def summarise(rows: Sequence[Row]) -> list[LayerSummary]:
+def summarise(rows: Sequence[Row], fit_from: int = 1) -> list[LayerSummary]:
     """A summary of each layer, from the rows of the whole layer."""
     made = []
     for layer in sorted({row.layer for row in rows}):
@@ -59,21 +60,21 @@ def summarise(rows: Sequence[Row]) -> list[LayerSummary]:
                 first=last[0],
                 width=max(gaps) if gaps else None,
                 radius=float(np.median([row.radius for row in here if row.n == longest])),
-                fit=growth([row.n for row in here], [row.lower for row in here]),
-                released_fit=growth([n for n, _ in released], [value for _, value in released]),
+                fit=growth([row.n for row in here], [row.lower for row in here], fit_from),
+                released_fit=growth(*zip(*released, strict=True), fit_from) if released else None,
                 unconverged=sum(not row.converged for row in rows if row.layer == layer),
             )
         )
     return made
 
 
-def sheets(rows: Sequence[Row], bounds: Sequence[BoundRow]) -> list[Sheet]:
+def sheets(rows: Sequence[Row], bounds: Sequence[BoundRow], config: MeasureConfig) -> list[Sheet]:
     """The printed table, and one of the released estimator if it was asked for."""
-    summaries = summarise(rows)
+    summaries = summarise(rows, config.fit_from)
     released = any(line.released_fit for line in summaries)
     certified = any(line.width is not None for line in summaries)
     samples = len({row.sequence for row in rows})
-    columns = ("layer", "n", "sigma", "exponent in n", "R", "proved bound", "open")
+    columns = ("layer", "n", "sigma", "exponent in n", "local", "R", "proved bound", "open")
     main = Sheet(
         f"{Path(rows[0].model).name}: local Lipschitz constant of {rows[0].part}, {samples}"
         f" sequence{'s' * (samples > 1)} per length",
@@ -85,10 +86,7 @@ def sheets(rows: Sequence[Row], bounds: Sequence[BoundRow]) -> list[Sheet]:
             )
             for line in summaries
         ],
-        "sigma: a lower bound within the tolerance, median over the sequences; exponent: an"
-        " estimate with its 95 % bootstrap interval; open: problems that did not converge."
-        + " bracket: widest relative gap to the probable upper bound."
-        * certified,
+        _note(summaries, config, certified),
     )
     other = Sheet(
         "The quantity of the papers' scripts, sqrt(||J^T f(X)||):",
@@ -96,6 +94,31 @@ def sheets(rows: Sequence[Row], bounds: Sequence[BoundRow]) -> list[Sheet]:
         [(str(line.layer), _exponent(line.released_fit)) for line in summaries],
     )
     return [main, other] if released else [main]
+
+
+def _note(lines: Sequence[LayerSummary], config: MeasureConfig, certified: bool) -> str:
+    """What the columns are, and which of them are estimates."""
+    fits = [line.fit for line in lines if line.fit is not None]
+    told = [
+        "sigma: a lower bound, median over the sequences,"
+        + (" within the bracket of the truth;" if certified else " its accuracy an estimate;"),
+        "open: problems that did not converge.",
+    ]
+    if fits:
+        told[1:1] = [
+            f"exponent: an estimate over n = {fits[0].shortest:.0f} to {fits[0].longest:.0f} with"
+            " its 95 % interval, misfit included; local: over the upper half of these lengths"
+            + (" (!: no power law);" if any(fit.bent for fit in fits) else ";")
+        ]
+    if certified:
+        told.append("bracket: widest relative gap to the probable upper bound")
+        told[-1] += (
+            f"; in {config.dtype} it counts as closed at {narrowest(config.dtype):.0e}, which is"
+            f" rounding, and not at the tolerance of {config.tol:g}."
+            if narrowest(config.dtype) > config.tol
+            else "."
+        )
+    return " ".join(told)
 
 
 def tightest(bounds: Sequence[BoundRow]) -> BoundRow | None:
@@ -112,6 +135,7 @@ def _entries(line: LayerSummary, bounds: Sequence[BoundRow]) -> list[str]:
         str(line.n),
         f"{line.median:.4g}",
         _exponent(line.fit),
+        "" if line.fit is None else f"{line.fit.local:.2f}" + "!" * line.fit.bent,
         f"{line.radius:.3g}",
         "" if best is None else f"{best.value:.3g} {best.name}{loose}",
         str(line.unconverged),

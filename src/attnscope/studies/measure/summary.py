@@ -61,7 +61,9 @@ def summarise(rows: Sequence[Row], fit_from: int = 1) -> list[LayerSummary]:
                 width=max(gaps) if gaps else None,
                 radius=float(np.median([row.radius for row in here if row.n == longest])),
                 fit=growth([row.n for row in here], [row.lower for row in here], fit_from),
-                released_fit=growth(*zip(*released, strict=True), fit_from) if released else None,
+                released_fit=growth(
+                    [n for n, _ in released], [value for _, value in released], fit_from
+                ),
                 unconverged=sum(not row.converged for row in rows if row.layer == layer),
             )
         )

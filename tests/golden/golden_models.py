@@ -133,7 +133,8 @@ def measured() -> Group:
             _save(name, folder)
             for part in ("norm+attention", "residual"):
                 out = folder / part
-                arguments = f"--part {part} --lengths 4,9 --samples 1 --dtype float64 --tol 1e-10 --estimate".split()
+                accuracy = "--dtype float64 --tol 1e-10 --estimate"
+                arguments = f"--part {part} --lengths 4,9 --samples 1 {accuracy}".split()
                 _run(
                     "measure",
                     str(folder),

@@ -2,6 +2,7 @@
 
 from attnscope.models._base import PARTS, Model, ModelNotice, Part
 from attnscope.models._families import families
+from attnscope.models._jacobian import part_jacobian
 from attnscope.models._load import load
 from attnscope.models._perturbation import Duplication, Perturbation, Step
 from attnscope.models.door import register_attention

@@ -16,8 +16,7 @@ from attnscope.attention.softmax import Softmax
 from attnscope.bounds import Bounds, smoothness, through_norm
 from attnscope.data.texts import windows
 from attnscope.measures import Particles
-from attnscope.models import Model, Part
-from attnscope.models._jacobian import part_jacobian
+from attnscope.models import Model, Part, part_jacobian
 from attnscope.operators import LinearOperator, jacobian, spectral_norm
 from attnscope.studies.measure.rows import BoundRow, Constants, Place, Row
 from attnscope.studies.workbench import Workbench, check_hash, hash_ids

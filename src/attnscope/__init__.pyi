@@ -37,6 +37,7 @@ from .measures import Particles as Particles
 from .models import Model as Model
 from .models import ModelNotice as ModelNotice
 from .models import load as load
+from .models import register_attention as register_attention
 from .operators import LinearOperator as LinearOperator
 from .operators import SingularValues as SingularValues
 from .operators import SpectralNorm as SpectralNorm

@@ -17,5 +17,6 @@ __all__ = [
     "Step",
     "families",
     "load",
+    "part_jacobian",
     "register_attention",
 ]

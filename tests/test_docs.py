@@ -159,7 +159,12 @@ def extended_package(tmp_path: Path) -> dict[str, str]:
         (ROOT / "docs/extend.md").read_text(),
         re.DOTALL | re.MULTILINE,
     )
-    assert {"attention/cauchy.py", "attention/penalised.py"} <= {path for path, _ in shown}
+    assert {path for path, _ in shown} >= {
+        "attention/cauchy.py",
+        "attention/penalised.py",
+        "bounds/smooth/cauchy.py",
+        "cli/radii.py",
+    }
     for path, source in shown:
         assert not (tmp_path / "attnscope" / path).exists()
         (tmp_path / "attnscope" / path).write_text(source)
@@ -189,3 +194,44 @@ def test_a_seventh_variant_is_one_file(extended_package: dict[str, str]) -> None
     )
     assert "| cauchy | no | yes | not known | vandermaaten08 |" in table.stdout.splitlines()
     assert "| penalised | yes | yes | not known | kim21 |" in table.stdout.splitlines()
+
+
+BOUNDED = """
+import torch
+import attnscope as asc
+from attnscope.attention.cauchy import Cauchy
+
+torch.manual_seed(0)
+for trial in range(20):
+    query, key, value = torch.randn(3, 2, 2, 3, dtype=torch.float64)
+    heads = asc.Heads(query, key, value, torch.randn(2, 3, 2, dtype=torch.float64))
+    x = torch.randn(7, 3, dtype=torch.float64)
+    radius = float(x.norm(dim=-1).max())
+    bound = asc.bounds.on_ball(Cauchy(heads), 7, radius).named("Cauchy-M1").value
+    sigma = asc.jacobian(Cauchy(heads), asc.Particles(x)).to_dense()
+    sigma = torch.linalg.svdvals(sigma.reshape(21, 21)).max()
+    assert sigma <= bound < float("inf"), (sigma, bound)
+print("held")
+"""
+
+
+def test_a_theorem_and_a_command_are_one_file_each(extended_package: dict[str, str]) -> None:
+    def run(script: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=extended_package, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    assert run(BOUNDED).strip() == "held"
+    table = run("from attnscope.cli import main; main(['theorems', '--markdown'])")
+    assert "| Cauchy-M1 |" in table
+    assert "layer 5: " in run("from attnscope.cli import main; main(['radii', 'minilm'])")
+
+
+def test_a_layer_of_ones_own_is_certified() -> None:
+    (example,) = blocks("docs/extend.md", "A new layer")
+    names: dict[str, object] = {}
+    exec(compile(example, "docs/extend.md", "exec"), names)
+    certificates = names["certificates"]
+    assert len(certificates) == 2  # type: ignore[arg-type]

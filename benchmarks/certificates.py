@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnscope.attacks.pgd import pgd
+from attnscope.attacks.projected import pgd
 from attnscope.certification import certify
 from attnscope.certification.chain import chain
 from attnscope.certification.telescope import Clean
-from attnscope.data.images import images
+from attnscope.data.pictures import images
 from attnscope.nets import Config, Transformer, load, shipped
 from benchmarks.timing import seconds
 

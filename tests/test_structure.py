@@ -152,6 +152,22 @@ def private_uses(module: Module, members: dict[str, set[str]]) -> list[str]:
     ]
 
 
+def shadowed(package: Path) -> list[str]:
+    """Modules of a package that its `__init__` hides behind another thing of the same name."""
+    modules = {path.stem for path in package.glob("*.py")} | {
+        path.parent.name for path in package.glob("*/__init__.py")
+    }
+    inits = [path for path in (package / "__init__.py", package / "__init__.pyi") if path.exists()]
+    return [
+        f"{package.name}: {alias.asname or alias.name} of {node.module}"
+        for init in inits
+        for node in ast.walk(ast.parse(init.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module  # `from . import room` is the room
+        for alias in node.names
+        if (alias.asname or alias.name) in modules and node.module.split(".")[-1] != package.name
+    ]
+
+
 def variant_names() -> set[str]:
     """The variants, and the kinds of them that `attention/` builds on."""
     kinds = {kind for variant in variants().values() for kind in variant.__mro__}
@@ -250,6 +266,15 @@ def test_only_theorems_ask_which_variant_they_have() -> None:
         for line in asks_for_a_variant(module, names)
     ]
     assert without(found, STATE_THEOREMS) == []
+
+
+def test_no_module_is_hidden_by_a_function_of_its_name(tmp_path: Path) -> None:
+    packages = [path.parent for path in SOURCE.rglob("__init__.py")]
+    assert len(packages) > 10
+    assert [line for package in packages for line in shadowed(package)] == []
+    (tmp_path / "pgd.py").write_text("")
+    (tmp_path / "__init__.py").write_text("from attnscope.attacks.pgd import pgd, other")
+    assert len(shadowed(tmp_path)) == 1
 
 
 def asked(module: Module) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnscope.attacks.pgd import pgd
+from attnscope.attacks.projected import pgd
 from attnscope.layers import OverBall, Remainder
 
 

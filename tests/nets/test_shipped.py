@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attnscope import nets
 from attnscope.certification import certify
-from attnscope.data.images import images
+from attnscope.data.pictures import images
 
 FOLDER = Path(str(resources.files("attnscope.nets") / "digits"))
 

@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from attnscope import nets
 from attnscope.certification import certify
-from attnscope.data.images import Images
+from attnscope.data.pictures import Images
 from attnscope.training import LOSSES, Progress, Recipe, Training, fit, graded, look
 from attnscope.training import fit as fit_function
 from attnscope.training.training import augmented, schedule

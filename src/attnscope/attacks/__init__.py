@@ -1,9 +1,9 @@
 """Inputs that attention stretches most: searched, built, and split."""
 
 from attnscope.attacks._starts import adversarial
-from attnscope.attacks.curves import Curves, curves
+from attnscope.attacks.lengths import Curves, curves
 from attnscope.attacks.finite import Attack, Comparison, compare
-from attnscope.attacks.pgd import Attacked, pgd
+from attnscope.attacks.projected import Attacked, pgd
 from attnscope.attacks.search import WorstCase, worst_case
 from attnscope.attacks.splitting import Split, split
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.attacks.pgd import pgd
+from attnscope.attacks.projected import pgd
 from attnscope.attention import Heads
 from attnscope.attention.softmax import Softmax
 from attnscope.bounds import sensitivity

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attnscope.attacks.pgd import check_labels
+from attnscope.attacks.projected import check_labels
 from attnscope.certification.certificate import ASSUMPTIONS, Certificate
 from attnscope.certification.chain import Link, chain
 from attnscope.certification.exact import NotTheChain, exact, follow

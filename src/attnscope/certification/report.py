@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnscope.attacks.pgd import pgd
+from attnscope.attacks.projected import pgd
 from attnscope.certification.network import certify
-from attnscope.data.images import Images
+from attnscope.data.pictures import Images
 
 BATCH = 20
 BISECTIONS = 7

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attnscope.attacks.pgd import pgd
+from attnscope.attacks.projected import pgd
 from attnscope.certification.report import Plan, Row
 
 REACHES = (1.2, 1.5, 2.0, 3.0, 5.0, 8.0)

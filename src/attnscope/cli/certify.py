@@ -28,7 +28,7 @@ from torch import nn
 from attnscope.certification.report import Plan, Row, accuracy, evaluate, summarise
 from attnscope.certification.report_nearest import nearest
 from attnscope.cli._certify_tables import Content, show
-from attnscope.data.images import SPLITS, Images
+from attnscope.data.pictures import SPLITS, Images
 from attnscope.files import write_atomically
 from attnscope.measure.store import Store, run_record
 from attnscope.nets import Transformer, describe, load, shipped
@@ -141,7 +141,7 @@ def _plans(options: dict[str, Any], radii: dict[float, str]) -> tuple[list[Plan]
     Everything that can be refused is refused here, before anything is written.
     """
     from attnscope.certification.network import certify
-    from attnscope.data.images import images as read_images
+    from attnscope.data.pictures import images as read_images
 
     if options["split"] not in SPLITS:
         raise ValueError(f"--split must be one of {', '.join(SPLITS)}, got {options['split']!r}.")

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from attnscope.attention import variants
 from attnscope.cli._run import say
-from attnscope.data.images import Images
+from attnscope.data.pictures import Images
 from attnscope.nets import Config
 from attnscope.studies import Stop
 from attnscope.training import LOSSES, Look, Progress, Recipe, fit
@@ -166,7 +166,7 @@ def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
 
 
 def _data(source: str, watched: int) -> tuple[Images, Images]:
-    from attnscope.data.images import images
+    from attnscope.data.pictures import images
 
     train, test = images(source, "train"), images(source, "test")
     return train, Images(test.pixels[-watched:], test.labels[-watched:], test.classes, test.name)

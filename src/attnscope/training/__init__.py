@@ -1,6 +1,6 @@
 """Training of networks that can be certified."""
 
-from attnscope.training.fit import Look, Progress, fit, look
+from attnscope.training.fitting import Look, Progress, fit, look
 from attnscope.training.losses import LOSSES, Graded, graded
 from attnscope.training.recipe import Recipe
 from attnscope.training.training import Seen, Training

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnscope.attacks.pgd import _descend, pgd
+from attnscope.attacks.projected import _descend, pgd
 
 
 def linear(w: Tensor) -> Callable[[Tensor], Tensor]:
@@ -139,7 +139,7 @@ def test_chunks_see_the_same_worst_case(
     w, x = randn(2, 5), randn(6, 5)
     labels = torch.zeros(6, dtype=torch.int64)
     whole = pgd(linear(w), x, labels, 0.3, steps=30)
-    monkeypatch.setattr(sys.modules["attnscope.attacks.pgd"], "ROWS", 10)
+    monkeypatch.setattr(sys.modules["attnscope.attacks.projected"], "ROWS", 10)
     assert torch.allclose(pgd(linear(w), x, labels, 0.3, steps=30).gap, whole.gap, atol=1e-6)
 
 

@@ -11,7 +11,7 @@ from typing import Any, final
 
 from attnscope.bounds import NoBound
 from attnscope.certification import certify
-from attnscope.data.images import Images
+from attnscope.data.pictures import Images
 from attnscope.nets import Transformer, save
 from attnscope.training.files import STATE, Log, store, take_up
 from attnscope.training.recipe import Recipe

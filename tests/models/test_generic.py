@@ -270,17 +270,31 @@ def test_a_layer_keeps_the_mask_of_the_last_sequence_and_takes_stacks_of_any_siz
             assert (some + model.function(0)(some) - expected).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize(
-    ("part", "complaint"),
-    [("norm+attention", "norm of ElectraLayer"), ("attention", "a norm inside")],
-)
-def test_parts_that_cannot_be_told_apart_are_refused(part: Part, complaint: str) -> None:
+def test_parts_are_told_apart_inside_a_module_that_holds_norm_and_residual() -> None:
+    """Electra's attention ends with residual and LayerNorm, as BERT's."""
     module = stirred(
         transformers.ElectraModel(transformers.ElectraConfig(**COMMON, embedding_size=12))
     )
     model = loaded(module)
-    with pytest.raises(ValueError, match=complaint):
-        model.function(1, part)(model.tokens(torch.arange(5), 1, part))
+    inner = model.blocks[1].attention
+    x = model.tokens(torch.arange(5), 1, "norm+attention")
+    attention = inner.output.dense(inner.self(x[None])[0])[0]
+    for part, expected in (
+        ("attention", attention),
+        ("residual", x + attention),
+        ("norm+attention", inner.output.LayerNorm(x + attention)),
+    ):
+        assert (model.function(1, part)(x) - expected).abs().max() < 1e-12
+
+
+def test_a_length_that_was_never_run_has_the_mask_of_the_network(
+    unknown: tuple[nn.Module, bool], randn: Any
+) -> None:
+    model, ids = loaded(unknown[0]), torch.arange(2, 9)
+    x = randn(7, model.dim)
+    unseen = model.function(1)(x)
+    model.tokens(ids, 1)
+    assert torch.equal(unseen, model.function(1)(x))
 
 
 def test_what_is_missing_is_said(unknown: tuple[nn.Module, bool], randn: Any) -> None:
@@ -289,8 +303,9 @@ def test_what_is_missing_is_said(unknown: tuple[nn.Module, bool], randn: Any) ->
         ValueError, match=r"query, key, value and output matrices of .* could not be found"
     ):
         model.attention(0)
-    with pytest.raises(ValueError, match=r"mask of .* for 7 tokens is not known yet"):
-        model.function(0)(randn(7, model.dim))
+    too_long = model.positions + 1
+    with pytest.raises(ValueError, match=f"takes at most {too_long - 1} tokens, got {too_long}"):
+        model.function(0)(randn(too_long, model.dim))
     with pytest.raises(ValueError, match="looks like attention"):
         load(nn.Linear(3, 3).eval())
     assert model.norm_radius(0) is None

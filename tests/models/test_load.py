@@ -232,7 +232,7 @@ def test_bad_requests_are_refused() -> None:
         with pytest.raises(ValueError, match="layer must be a whole number from 0 to 2"):
             model.attention(layer)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="part must be one of 'attention', 'norm"):
-        model.function(0, "mlp")  # type: ignore[arg-type]
+        model.function(0, "heads")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at most 9 tokens, got 10"):
         model.tokens(torch.ones(10, dtype=torch.long), 0)
     with pytest.raises(ValueError, match=r"ids must lie in 0\.\.39, got values from 1 to 40"):

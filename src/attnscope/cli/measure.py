@@ -39,7 +39,8 @@ def command(
         10, min=1, help="Sequences per length: consecutive pieces of the text."
     ),
     part: str = typer.Option(
-        "attention", help="What to differentiate: attention, norm+attention, residual or block."
+        "attention",
+        help="The map: attention, norm+attention, residual, mlp or block.",
     ),
     tol: float | None = typer.Option(
         None, help="Relative width of each bracket (default 1e-3; with --estimate 1e-6)."
@@ -128,7 +129,8 @@ def _loaded(console: Console, config: MeasureConfig) -> Workbench:
             workbench.model(config.model, config.device, "float64")
     for notice in {str(notice.message) for notice in notices}:
         say(console, f"Note: {notice}")
-    if not model.rebuilt and not notices:
+    known = all(model.rebuilt(layer) for layer in range(model.layers))
+    if not known and not notices:
         say(
             console,
             "Note: the heads of this model cannot be rebuilt, so single heads and proved bounds are"

@@ -1,36 +1,40 @@
 r"""What a model family promises: the layers of a real network as maps on tokens.
 
-A *part* of a layer is one of four maps $(n, d) \to (n, d)$. With attention $f$, the layer norm $N$
-beside it and the residual stream $x$:
+A *part* of a layer is one of five maps $(n, d) \to (n, d)$. With attention $f$, the norm $N$ beside
+it, the MLP $m$ with the norm before it, and the residual stream $x$:
 
 | part | pre-norm (GPT-2, Llama, ViT) | post-norm (BERT) |
 |---|---|---|
 | attention | $f$, at $N(x)$ | $f$, at $x$ |
 | norm+attention | $x \mapsto f(N(x))$ | $x \mapsto N(x + f(x))$ |
 | residual | $x \mapsto x + f(N(x))$ | $x \mapsto x + f(x)$ |
-| block | the whole layer with its MLP | the whole layer with its MLP |
+| mlp | $m$, at $x + f(N(x))$ | $m$, at $N(x + f(x))$ |
+| block | the whole layer | the whole layer |
+
+Every part is run by the layer itself, from one point inside it to another, so that adapters, hooks
+and parametrisations count.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, get_args
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnscope.attention import Heads
 from attnscope.attention.softmax import Softmax
-from attnscope.models._catch import caught
+from attnscope.models._layers import Layers
+from attnscope.models._parts import Part, check_part
 from attnscope.models._perturbation import Perturbation
+from attnscope.models._rebuilt import difference, radius_holds
+from attnscope.models._stack import attentions
 from attnscope.validation import described
-
-Part = Literal["attention", "norm+attention", "residual", "block"]
-PARTS: tuple[Part, ...] = get_args(Part)
 
 Encoder = Callable[[str], Sequence[int]]
 """Turns a text into token ids, without special tokens."""
@@ -40,7 +44,7 @@ class ModelNotice(UserWarning):
     """Something about a model that the reader of its numbers should know."""
 
 
-class Model(ABC):
+class Model(Layers):
     """A network whose layers are maps on tokens. `module` is the network itself, in eval mode and
     never changed.
     """
@@ -52,26 +56,16 @@ class Model(ABC):
     """Whether the norm stands before the attention, or after the residual."""
 
     def __init__(self, module: nn.Module, name: str, encoder: Encoder | None = None) -> None:
-        self.module: Any = module
-        self.name = name
+        super().__init__(module, name)
         self._encoder = encoder
+        self._told: set[int] = set()
 
     # What a family writes.
 
     @property
     @abstractmethod
-    def blocks(self) -> list[Any]:
-        """The layers, first to last."""
-
-    @property
-    @abstractmethod
     def causal(self) -> bool:
         """Whether a token reads only itself and the tokens before it."""
-
-    @property
-    @abstractmethod
-    def positions(self) -> int:
-        """The longest sequence that the model can take."""
 
     @abstractmethod
     def norm(self, layer: int) -> nn.Module:
@@ -87,39 +81,11 @@ class Model(ABC):
     def layer_heads(self, layer: int) -> Heads:
         """The maps of each head of this layer."""
 
-    @abstractmethod
-    def attend(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        """The model's own attention module, output projection and mask included."""
-
-    @abstractmethod
-    def run_block(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        """The model's own layer, mask included."""
-
     # What users call.
-
-    @property
-    def layers(self) -> int:
-        return len(self.blocks)
 
     @property
     def heads(self) -> int:
         return int(self.config.num_attention_heads)
-
-    @property
-    def dim(self) -> int:
-        return int(self.config.hidden_size)
-
-    @property
-    def config(self) -> Any:
-        return self.module.config
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.module.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return next(p.dtype for p in self.module.parameters() if p.dtype.is_floating_point)
 
     def __repr__(self) -> str:
         kind = "causal" if self.causal else "bidirectional"
@@ -128,18 +94,48 @@ class Model(ABC):
             f" {self.dim}, {kind}, {self.dtype})"
         )
 
-    @property
-    def rebuilt(self) -> bool:
-        """Whether `attention(layer)` exists. Elsewhere the model's own modules are differentiated,
-        without single heads or bounds.
+    def rebuilt(self, layer: int) -> bool:
+        """Whether the heads read from the weights of this layer are what its modules compute.
+
+        Compared on random tokens whenever it is asked: an adapter, a hook or a parametrisation
+        makes another map of the same weights. Where it is False the layer's own modules are
+        differentiated, without single heads or bounds, and a `ModelNotice` says so once.
         """
+        self._check_layer(layer)
+        if not self.readable(layer):
+            return False
+        found = difference(self, layer)
+        if found and layer not in self._told:
+            self._told.add(layer)
+            warnings.warn(
+                f"{found}. Its own modules are differentiated instead, without single heads or"
+                " bounds.",
+                ModelNotice,
+                stacklevel=2,
+            )
+        return not found
+
+    def attends(self, layer: int) -> bool:
+        """Whether this layer has attention; hybrids have some that do not."""
+        self._check_layer(layer)
+        return next(attentions(self.blocks[layer]), None) is not None
+
+    def readable(self, layer: int) -> bool:
+        """Whether the family can read heads from the weights of this layer at all."""
         return True
 
     def attention(self, layer: int) -> Softmax:
         """The attention of this layer as a map between measures, to be used at `tokens(...,
-        layer)`.
+        layer)`. Refused where the layer's own modules compute something else (see `rebuilt`).
         """
         self._check_layer(layer)
+        made = self.from_weights(layer)
+        if found := difference(self, layer):
+            raise ValueError(f"{found}. Use model.function(layer, part) instead.")
+        return made
+
+    def from_weights(self, layer: int) -> Softmax:
+        """The attention that the weights of this layer spell, whatever its modules make of it."""
         return Softmax(self.layer_heads(layer), causal=self.causal)
 
     def function(self, layer: int, part: Part = "attention") -> Callable[[Tensor], Tensor]:
@@ -156,8 +152,9 @@ class Model(ABC):
                     f"{part} of layer {layer} needs tokens of shape (..., n, {self.dim}), got"
                     f" {described(x)}."
                 )
-            with plain_algebra():
-                return self._apply(layer, part, x.reshape(-1, *x.shape[-2:])).reshape(x.shape)
+            with self.plainly():
+                running = self._running(layer, x.shape[-2])
+                return self._each(partial(running.apply, part), x).reshape(x.shape)
 
         return layer_part
 
@@ -174,23 +171,21 @@ class Model(ABC):
         check_part(part)
         self.check_still()
         inputs, stacked = self._inputs(source)
-        with torch.no_grad(), plain_algebra():
+        with torch.no_grad(), self.plainly():
             x = self._hidden(inputs, layer, part)
         return x if stacked else x[0]
 
     def points(
-        self, ids: Int[Tensor, "samples n"], layers: Sequence[int]
+        self, ids: Int[Tensor, "samples n"], layers: Sequence[int], part: Part = "block"
     ) -> Iterator[tuple[int, Float[Tensor, "samples n d"], Float[Tensor, "samples n d"]]]:
-        """Each of these layers with the residual stream there and what its attention reads, in one
-        pass through the blocks.
+        """Each of these layers with the input point of the part there and what its attention reads,
+        in one pass through the blocks.
         """
         wanted = sorted(set(layers))
         x = self.tokens(ids, wanted[0], "block")
         for layer in range(wanted[0], wanted[-1] + 1):
             if layer in wanted:
-                with torch.no_grad():
-                    read = self.norm(layer)(x) if self.pre_norm else x
-                yield layer, x, read
+                yield layer, self.entry(layer, x, part), self.read(layer, x)
             if layer < wanted[-1]:
                 with torch.no_grad():
                     x = self.function(layer, "block")(x)
@@ -217,7 +212,7 @@ class Model(ABC):
         """The token ids of a text, tokenised once without special tokens."""
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"the text must be a string with words in it, got {described(text)}.")
-        if getattr(self.module, "main_input_name", "") == "pixel_values":
+        if self._sees_images:
             raise ValueError(
                 f"{self.name} reads images, not texts: pass a tensor of pixels to model.tokens."
             )
@@ -232,39 +227,19 @@ class Model(ABC):
         return ids
 
     def norm_radius(self, layer: int) -> float | None:
-        r"""A proved bound on the token norm at the attention input, or None.
+        r"""A proved bound on the token norm at the attention input, or None where the norm is not
+        the last to touch the tokens (a hook may follow it).
 
         LayerNorm gives $\sqrt d \max|g| + \|b\|$; RMSNorm gives $\sqrt d \max|g|$.
         """
         self._check_layer(layer)
+        if not radius_holds(self, layer):
+            return None
         norm: Any = self.input_norm(layer)
         gain = norm.weight.detach().double()
         bias = getattr(norm, "bias", None)
         shift = 0.0 if bias is None else float(bias.detach().double().norm())
         return float(gain.numel() ** 0.5 * gain.abs().max()) + shift
-
-    # How the parts are put together.
-
-    def _apply(self, layer: int, part: Part, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        if part == "block":
-            return self.run_block(layer, x)
-        if part == "attention":
-            return self.attend(layer, x)
-        if self.pre_norm:
-            out = self.attend(layer, self.norm(layer)(x))
-            return x + out if part == "residual" else out
-        out = x + self.attend(layer, x)
-        return out if part == "residual" else self.norm(layer)(out)
-
-    def _hidden(self, inputs: Tensor, layer: int, part: Part) -> Float[Tensor, "b n d"]:
-        """The input of a part, caught while the model runs; the layers after it are not
-        evaluated.
-        """
-        x = caught(self.blocks[layer], lambda: self._run(inputs)).hidden
-        return self.norm(layer)(x) if part == "attention" and self.pre_norm else x
-
-    def _run(self, inputs: Tensor) -> None:
-        self.module(input_ids=inputs, use_cache=False)
 
     def _inputs(self, source: str | Tensor) -> tuple[Tensor, bool]:
         """A (B, n) stack of ids the model can take, and whether it came as a stack."""
@@ -279,11 +254,7 @@ class Model(ABC):
                 "tokens needs a text, or whole-number ids of shape (n,) or (B, n), got"
                 f" {described(source)}."
             )
-        if ids.shape[-1] > self.positions:
-            raise ValueError(
-                f"{self.name} takes at most {self.positions} tokens, got {ids.shape[-1]}. Use"
-                " shorter sequences."
-            )
+        self._check_length(ids.shape[-1])
         vocabulary = int(self.config.vocab_size)
         if ids.min() < 0 or ids.max() >= vocabulary:
             raise ValueError(
@@ -305,23 +276,3 @@ class Model(ABC):
                 f"{self.name} is in training mode, so dropout would make its maps random: call"
                 " module.eval() first."
             )
-
-
-@contextmanager
-def plain_algebra() -> Iterator[None]:
-    """Attention inside PyTorch without fused kernels, which have no forward derivative."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-
-
-def check_part(part: object) -> None:
-    """Refuse a part that does not exist."""
-    if part not in PARTS:
-        raise ValueError(
-            f"part must be one of {', '.join(repr(name) for name in PARTS)}, got {part!r}."
-        )

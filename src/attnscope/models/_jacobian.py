@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from attnscope.attention.softmax import Softmax
 from attnscope.measures import Particles
-from attnscope.models._base import Model, Part
+from attnscope.models._base import Model
+from attnscope.models._parts import Part
+from attnscope.models._rebuilt import norm_value
 from attnscope.operators import LinearOperator, jacobian
 from attnscope.operators.norms import of_norm
 
@@ -33,7 +35,7 @@ def part_jacobian(
     product of a lower bound.
     """
     stack = x.ndim - 2
-    if not model.rebuilt or part == "block":
+    if part in ("mlp", "block") or not model.rebuilt(layer):
         exact = None if double is None else double.function(layer, part)
         return jacobian(model.function(layer, part), x, stack, double=exact)
     attention = model.attention(layer)
@@ -66,7 +68,7 @@ def _with_norm(
 ) -> LinearOperator:
     with torch.no_grad():
         if pre_norm:
-            inner = jacobian(attention, Particles(_value(norm, x))) @ _of_module(norm, x)
+            inner = jacobian(attention, Particles(norm_value(norm, x))) @ _of_module(norm, x)
             return inner.plus(1.0) if part == "residual" else inner
         inner = jacobian(attention, Particles(x)).plus(1.0)
         return (
@@ -74,16 +76,6 @@ def _with_norm(
             if part == "residual"
             else _of_module(norm, x + attention(x, Particles(x))) @ inner
         )
-
-
-def _value(norm: nn.Module, x: Tensor) -> Tensor:
-    """The norm of the tokens; RMSNorm by its formula, as Hugging Face evaluates it in float32
-    whatever the dtype.
-    """
-    gain, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", None)
-    if not isinstance(gain, Tensor) or not isinstance(eps, float):
-        return norm(x)
-    return gain * (x * (x.square().mean(-1, keepdim=True) + eps).rsqrt())
 
 
 def _of_module(norm: nn.Module, x: Tensor) -> LinearOperator:

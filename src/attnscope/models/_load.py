@@ -6,6 +6,7 @@ import contextlib
 import copy
 import hashlib
 import importlib.util
+import inspect
 import logging
 import re
 import warnings
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 from attnscope.models._base import Encoder, Model, ModelNotice
+from attnscope.models._catch import cause
 from attnscope.models._families import family_of
 from attnscope.validation import described
 
@@ -93,17 +95,22 @@ def _pretrained(
                 output_loading_info=True,
                 **safe,
             )
-        except (
-            OSError,
-            ValueError,
-            ImportError,
-            RuntimeError,
-            safetensors.SafetensorError,
-        ) as error:
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
             raise ValueError(_not_found(name, local, error)) from error
+        except ImportError as error:
+            # Not the model's fault: a file of transformers, or what it needs, did not import.
+            raise ValueError(
+                f"transformers could not import what {name!r} needs: {cause(error)}. Install it, or"
+                " repair the installation of transformers."
+            ) from error
+        except Exception as error:  # a configuration can break its own constructor in any way
+            raise ValueError(
+                f"the configuration or the weights of {name!r} do not make a model:"
+                f" {cause(error)} ({type(error).__name__})."
+            ) from error
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(place, **safe)
-        except (OSError, ValueError, ImportError, KeyError):
+        except Exception:  # a model can be measured without one: ids are taken too
             tokenizer = None
     missing = sorted(key for key in info["missing_keys"] if "pooler" not in key)
     if missing:
@@ -118,15 +125,14 @@ def _pretrained(
 
 
 def _not_found(name: str, local: bool, error: Exception) -> str:
-    cause = str(error).strip().splitlines()[0].split(" For details")[0].rstrip(".")
     if local:
         return (
             f"the directory {name!r} holds no model that can be read (it needs config.json and"
-            f" model.safetensors): {cause}."
+            f" model.safetensors): {cause(error)}."
         )
     return (
-        f"there is no model {name!r} here and it could not be downloaded ({cause}). Check the name"
-        " and the network, pass a directory with config.json and model.safetensors, or use"
+        f"there is no model {name!r} here and it could not be downloaded ({cause(error)}). Check"
+        " the name and the network, pass a directory with config.json and model.safetensors, or use"
         ' "minilm", "gpt2-random" or "bert-random".'
     )
 
@@ -197,17 +203,44 @@ def _check_kind(device: torch.device | str | None, dtype: torch.dtype | None) ->
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype!r}.")
     if device is not None:
         try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
+            torch.empty(1, device=device).to(device)
+        except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
             raise ValueError(
-                f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}"
+                f'device {str(device)!r} cannot be used here: {cause(error)}. Use device="cpu".'
             ) from error
 
 
 def _backbone(module: nn.Module) -> nn.Module:
-    """The network without its task head, for Hugging Face models that name it."""
+    """The network without compilation, adapters' wrapper and task head, where it names them."""
+    module = getattr(module, "_orig_mod", module)
+    wrapped = getattr(getattr(module, "base_model", None), "model", None)
+    if isinstance(wrapped, nn.Module) and hasattr(module, "peft_config"):
+        module = wrapped  # the adapters live inside its layers
     base = getattr(module, "base_model", module)
-    return base if isinstance(base, nn.Module) else module
+    reads = getattr(module, "main_input_name", None)
+    # Some networks call an inner stack, which reads tokens already embedded, their base.
+    if isinstance(base, nn.Module) and (
+        reads is None or reads in inspect.signature(base.forward).parameters
+    ):
+        module = base
+    return _encoder(module)
+
+
+def _encoder(module: nn.Module) -> nn.Module:
+    """Of an encoder and a decoder, the encoder."""
+    config: Any = getattr(module, "config", None)
+    if not getattr(config, "is_encoder_decoder", False) or not hasattr(module, "decoder"):
+        return module
+    encoder = getattr(module, "encoder", None)
+    if not isinstance(encoder, nn.Module):
+        return module
+    warnings.warn(
+        f"{type(module).__name__} has an encoder and a decoder: its encoder is measured. Pass"
+        " the decoder as a module to measure that.",
+        ModelNotice,
+        stacklevel=3,
+    )
+    return encoder
 
 
 def _moved(
@@ -216,7 +249,13 @@ def _moved(
     """The module in this dtype on this device; a copy if it has to change and the caller's own must
     be kept as it is.
     """
+    held = [*module.parameters(), *module.buffers()]
     floats = [p for p in module.parameters() if p.is_floating_point()]
+    if (kind := _quantised(module)) is not None:
+        raise ValueError(
+            f"{type(module).__name__} holds quantised weights ({kind}), which are rounded inside"
+            " and have no derivative: load it unquantised, in float32."
+        )
     if not floats:
         raise ValueError(
             f"{type(module).__name__} has no parameters, so there is nothing to measure."
@@ -228,6 +267,23 @@ def _moved(
             " dtype=torch.float32."
         )
     target = floats[0].device if device is None else torch.empty(0, device=device).device
-    if all(p.device == target and p.dtype == wanted for p in floats):
+    inference = any(p.is_inference() for p in held)
+    if all(p.device == target and p.dtype == wanted for p in floats) and not inference:
         return module
+    if inference:
+        # Tensors made in inference mode have no derivatives; copies made outside of it have.
+        with torch.inference_mode(False):
+            return copy.deepcopy(module).to(device=target, dtype=wanted)
     return (copy.deepcopy(module) if keep else module).to(device=target, dtype=wanted)
+
+
+def _quantised(module: nn.Module) -> str | None:
+    """The kind of quantised weights in this network, or None."""
+    for part in module.modules():
+        name = type(part).__module__ + "." + type(part).__name__
+        if "quantized" in name or "bitsandbytes" in name:
+            return f"{type(part).__name__}"
+    for parameter in module.parameters():
+        if parameter.dtype in (torch.int8, torch.uint8) or "float8" in str(parameter.dtype):
+            return str(parameter.dtype)
+    return None

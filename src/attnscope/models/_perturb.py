@@ -12,8 +12,9 @@ from torch import Tensor
 
 from attnscope.attacks.splitting import split
 from attnscope.measures import Particles
-from attnscope.models._base import Model, Part
+from attnscope.models._base import Model
 from attnscope.models._jacobian import part_jacobian
+from attnscope.models._parts import Part
 from attnscope.models._perturbation import Duplication, Perturbation, Step
 from attnscope.models.generic import Generic
 from attnscope.operators import LinearOperator, spectral_norm
@@ -75,7 +76,7 @@ def _duplicated(
     together, apart = (spectral_norm(op @ _copies(x, sign), tol=1e-8) for sign in (1.0, -1.0))
     function = model.function(layer, part)
     move_way, split_way = _written(together.right, 1.0), _written(apart.right, -1.0)
-    known = part == "attention" and not isinstance(model, Generic) and len(x) > 1
+    known = part == "attention" and model.rebuilt(layer) and len(x) > 1
     return Duplication(
         move=float(together.lower),
         split=float(apart.lower),

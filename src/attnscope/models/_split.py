@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnscope.attention import Heads
 
@@ -18,8 +17,8 @@ class Projection(NamedTuple):
     bias: Float[Tensor, " out"] | None
 
 
-def linear(module: nn.Linear) -> Projection:
-    """The projection that an `nn.Linear` holds."""
+def linear(module: Any) -> Projection:
+    """The projection that an `nn.Linear`, or what stands in its place, holds."""
     return Projection(module.weight.detach(), None if module.bias is None else module.bias.detach())
 
 
@@ -64,11 +63,3 @@ def split(
         rotary=rotary,
         position_bias=position_bias,
     )
-
-
-def causal_mask(x: Float[Tensor, "b n d"]) -> Float[Tensor, "1 1 n n"]:
-    """What to add to the scores so that no token reads a later one."""
-    n = x.shape[-2]
-    return torch.full((n, n), torch.finfo(x.dtype).min, dtype=x.dtype, device=x.device).triu(1)[
-        None, None
-    ]

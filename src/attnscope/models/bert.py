@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attnscope.attention import Heads
 from attnscope.models._base import Model
-from attnscope.models._split import causal_mask, linear, split
+from attnscope.models._split import linear, split
 
 
 @final
@@ -66,25 +66,9 @@ class Bert(Model):
         query, key, value, output = map(linear, parts)
         return split(query, key, value, output, size=size, scale=size**-0.5, position_bias=bias)
 
-    def attend(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        attention = self.blocks[layer].attention
-        if self._relative:
-            return attention.attn(x, **self._context(x))[0]
-        return attention.output.dense(attention.self(x, **self._context(x))[0])
-
-    def run_block(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        out = self.blocks[layer](x, **self._context(x))
-        return out[0] if isinstance(out, tuple) else out
-
     @property
     def _relative(self) -> bool:
         return self.config.model_type == "mpnet"
-
-    def _context(self, x: Tensor) -> dict[str, Any]:
-        """What a layer is told besides its tokens."""
-        if self._relative:
-            return {"position_bias": self._position_bias(x.shape[-2])}
-        return {"attention_mask": causal_mask(x) if self.causal else None}
 
     def _position_bias(self, n: int) -> Float[Tensor, "1 h n n"]:
         return self.module.encoder.compute_position_bias(torch.empty(1, n, 1, device=self.device))

@@ -1,13 +1,10 @@
 """Any network: layers are found by their structure and differentiated through their own modules.
 
-A layer is called again with the mask and the other arguments that it received when `tokens` last
-ran a sequence of that length, so a causal model stays causal. Its weights are not understood: there
-is no `attention(layer)` and no bound.
+Its weights are not understood: there is no `attention(layer)` and no bound on a ball.
 """
 
 from __future__ import annotations
 
-import inspect
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,51 +15,87 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnscope.attention import Heads
-from attnscope.models._base import Encoder, Model, ModelNotice, Part
-from attnscope.models._catch import Call, caught
+from attnscope.models._base import Encoder, Model, ModelNotice
+from attnscope.models._catch import cause
+from attnscope.models._parts import Part
+from attnscope.models._stack import attentions, layers_of, sample
 from attnscope.validation import described
+
+SAMPLE = 6
+"""Tokens of the input on which an unknown network is first run."""
 
 
 @final
 class Generic(Model):
-    """Layers found by structure: `nn.TransformerEncoderLayer`s, a list of blocks with attention
-    inside, or attention modules alone.
+    """Layers found by structure: a list of blocks with attention inside, as often as the network
+    applies them, or attention modules alone.
     """
 
     family: ClassVar[str] = "generic"
 
     def __init__(self, module: nn.Module, name: str, encoder: Encoder | None = None) -> None:
         super().__init__(module, name, encoder)
-        self._blocks = _find_blocks(module)
-        self._calls: dict[tuple[nn.Module, int], Call] = {}
+        self._blocks: list[nn.Module] = []
+        self._width: int | None = None
         self._seen_causal: bool | None = None
+        first = sample(module, SAMPLE, torch.Generator().manual_seed(0))
+        if first is not None:
+            first = first.to(self.device, self.dtype if first.is_floating_point() else None)
+        self._blocks = self._found(first)
         block = self._blocks[0]
-        self.pre_norm: bool = bool(getattr(block, "norm_first", False))
         self._sequence_first = any(
             not inner.batch_first
             for inner in block.modules()
             if isinstance(inner, nn.MultiheadAttention)
         )
+        kinds = " and ".join(dict.fromkeys(type(block).__name__ for block in self._blocks))
+        without = [i for i, b in enumerate(self._blocks) if next(attentions(b), None) is None]
         warnings.warn(
             f"the architecture of {name} is not known: its {len(self._blocks)} layers of type"
-            f" {type(block).__name__} were found by their structure and are differentiated through"
-            " their own modules, without heads or bounds.",
+            f" {kinds} were found by their structure and are differentiated through"
+            " their own modules, without heads or bounds."
+            + f" Layers {', '.join(map(str, without))} have no attention."
+            * bool(without),
             ModelNotice,
             stacklevel=3,
         )
+
+    def _found(self, first: Tensor | None) -> list[nn.Module]:
+        if first is None or first.is_meta:
+            return layers_of(self.module, None)
+        try:
+            with self.plainly():
+                return layers_of(self.module, lambda: self._run(first))
+        except (RuntimeError, TypeError, AttributeError, KeyError, IndexError) as error:
+            kind = self.module.main_input_name
+            raise ValueError(
+                f"{self.name} could not be run on {kind} alone ({cause(error)}). Pass the part of"
+                " it that reads one input as a module, such as its text or vision model."
+            ) from error
 
     @property
     def blocks(self) -> list[Any]:
         return self._blocks
 
     @property
+    def pre_norm(self) -> bool:  # type: ignore[override]
+        """Whether the attention of the first layer that has one reads the output of a norm."""
+        for layer, block in enumerate(self._blocks):
+            if next(attentions(block), None) is not None:
+                n = next(iter(self._calls), SAMPLE)
+                return self._anatomy(layer, n).reads is not None
+        return False
+
+    @property
     def causal(self) -> bool:
-        """Seen when tokens ran: whether moving the last token leaves what the others receive
-        unchanged. Before that, what it says.
+        """Seen by trying: whether moving the last token leaves what the others receive unchanged.
+        Where the network has not run yet and no input for it is known, what its modules say.
         """
-        if self._seen_causal is not None:
-            return self._seen_causal
-        return any(bool(getattr(part, "is_causal", False)) for part in self._blocks[0].modules())
+        if self._seen_causal is None and not self._calls:
+            self._learn(self.sample(min(SAMPLE, self.positions)))
+        if self._seen_causal is None:
+            return any(bool(getattr(p, "is_causal", False)) for p in self._blocks[0].modules())
+        return self._seen_causal
 
     @property
     def positions(self) -> int:
@@ -75,36 +108,28 @@ class Generic(Model):
 
     @property
     def dim(self) -> int:
-        if self._calls:
-            return next(iter(self._calls.values())).hidden.shape[-1]
-        return self._number("hidden_size", "embed_dim", "d_model", "n_embd")
+        if self._width is None:
+            self._learn(self.sample(min(SAMPLE, self.positions)))
+        if self._width is None:
+            return self._number("hidden_size", "embed_dim", "d_model", "n_embd")
+        return self._width
 
-    @property
-    def rebuilt(self) -> bool:
+    def readable(self, layer: int) -> bool:
         return False
 
     def points(
-        self, ids: Int[Tensor, "samples n"], layers: Sequence[int]
+        self, ids: Int[Tensor, "samples n"], layers: Sequence[int], part: Part = "block"
     ) -> Iterator[tuple[int, Float[Tensor, "samples n d"], Float[Tensor, "samples n d"]]]:
-        """Caught layer by layer; where the attention cannot be told apart, the stream stands for
-        what it reads.
-        """
+        """Caught layer by layer, since a network may do more between its layers."""
         for layer in sorted(set(layers)):
             stream = self.tokens(ids, layer, "block")
-            try:
-                read = self.tokens(ids, layer, "attention")
-            except ValueError:
-                read = stream
-            yield layer, stream, read
+            yield layer, self.entry(layer, stream, part), self.read(layer, stream)
 
     def norm(self, layer: int) -> nn.Module:
-        block = self._blocks[layer]
-        if not isinstance(block, nn.TransformerEncoderLayer):
-            raise ValueError(
-                f'the norm of {type(block).__name__} could not be found: use part="attention" or'
-                ' part="block".'
-            )
-        return block.norm1
+        raise ValueError(
+            f"the norm of {type(self._blocks[layer]).__name__} in {self.name} is not understood:"
+            ' use model.function(layer, "norm+attention").'
+        )
 
     def input_norm(self, layer: int) -> nn.Module:
         return self.norm(layer)
@@ -120,43 +145,36 @@ class Generic(Model):
             " model.function(layer, part), or write a family file for it."
         )
 
-    def attend(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        return self._again(self._attention_in(layer), x)
+    def _learn(self, inputs: Tensor | None) -> list[Tensor]:
+        hidden = super()._learn(inputs)
+        if hidden:
+            self._width = hidden[0].shape[-1]
+            self._see_causal(hidden)
+        return hidden
 
-    def run_block(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        return self._again(self._blocks[layer], x)
-
-    def _apply(self, layer: int, part: Part, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        if part in ("norm+attention", "residual"):
-            self.norm(layer)
-        return super()._apply(layer, part, x)
-
-    def _hidden(self, inputs: Tensor, layer: int, part: Part) -> Float[Tensor, "b n d"]:
-        block = self._blocks[layer]
-        self._remember(block, inputs[:1])
-        for inner in _attentions(block):
-            self._remember(inner, inputs[:1])
-        point = self._attention_in(layer) if part == "attention" else block
-        return self._batched(caught(point, lambda: self._run(inputs)).hidden)
-
-    def _remember(self, part: nn.Module, inputs: Tensor) -> None:
-        """Keep what a part is told besides its tokens, and see whether it is causal."""
-        call = caught(part, lambda: self._run(inputs))
-        x = self._batched(call.hidden)
-        self._calls[part, x.shape[-2]] = call
-        if part in self._blocks and x.shape[-2] > 1:
-            moved = x.clone()
-            moved[:, -1] += 1 + torch.arange(x.shape[-1], dtype=x.dtype, device=x.device)
-            before, after = (self._again(part, tokens)[:, :-1] for tokens in (x, moved))
-            self._seen_causal = torch.allclose(before, after, rtol=1e-5, atol=1e-6)
+    def _see_causal(self, hidden: list[Tensor]) -> None:
+        """Move the last token of the first layer with attention and see who notices."""
+        n = hidden[0].shape[-2]
+        for layer, block in enumerate(self._blocks):
+            if n > 1 and next(attentions(block), None) is not None:
+                x = hidden[layer][:1]
+                moved = x.clone()
+                moved[:, -1] += 1 + torch.arange(x.shape[-1], dtype=x.dtype, device=x.device)
+                with torch.no_grad(), self.plainly():
+                    before, after = (
+                        self._ordered(self._calls[n][layer].repeat(block, self._ordered(tokens)))
+                        for tokens in (x, moved)
+                    )
+                self._seen_causal = torch.allclose(
+                    before[:, :-1], after[:, :-1], rtol=1e-5, atol=1e-6
+                )
+                return
 
     def _run(self, inputs: Tensor) -> None:
         if hasattr(self.module, "main_input_name"):
-            accepted = inspect.signature(self.module.forward).parameters
-            extra = {"use_cache": False} if "use_cache" in accepted else {}
-            self.module(**{self.module.main_input_name: inputs}, **extra)
+            super()._run(inputs)
         else:
-            x = self._batched(inputs)
+            x = self._ordered(inputs)
             self.module(*[x] * (3 if isinstance(self.module, nn.MultiheadAttention) else 1))
 
     def _inputs(self, source: str | Tensor) -> tuple[Tensor, bool]:
@@ -167,58 +185,24 @@ class Generic(Model):
                 f"tokens needs a text or a tensor that {self.name} can read, got"
                 f" {described(source)}."
             )
-        images = getattr(self.module, "main_input_name", "") == "pixel_values"
-        single = 3 if images else 2 if inputs.is_floating_point() else 1
+        known = sample(self.module, 1, torch.Generator())
+        single = 2 if inputs.is_floating_point() else 1
+        if known is not None and known.is_floating_point():
+            single = known.ndim - 1
         if inputs.ndim not in (single, single + 1):
             raise ValueError(
                 f"tokens needs a tensor with {single} axes, or {single + 1} for a stack, got"
                 f" {described(source)}."
             )
-        if not images and inputs.shape[-single] > self.positions:
-            raise ValueError(
-                f"{self.name} takes at most {self.positions} tokens, got {inputs.shape[-single]}."
-                " Use shorter sequences."
-            )
+        if known is None or not known.is_floating_point():
+            self._check_length(inputs.shape[-single])
         inputs = inputs.to(
             device=self.device, dtype=self.dtype if inputs.is_floating_point() else None
         )
         return inputs if inputs.ndim > single else inputs[None], inputs.ndim > single
 
-    def _again(self, part: nn.Module, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        """Call a part as it was called before, with x for its tokens."""
-        call = self._calls.get((part, x.shape[-2]))
-        if call is None:
-            raise ValueError(
-                f"the mask of {self.name} for {x.shape[-2]} tokens is not known yet: call"
-                " model.tokens(...) on a sequence of that length and on this layer first."
-            )
-        out = call.repeat(part, self._batched(x))
-        if not isinstance(out, Tensor) or out.ndim != 3:
-            raise ValueError(
-                f"{type(part).__name__} of {self.name} does not give tokens back, so it cannot be"
-                " differentiated as a map."
-            )
-        return self._batched(out)
-
-    def _batched(self, x: Tensor) -> Tensor:
-        """From the network's order of axes to (B, n, d), and back."""
+    def _ordered(self, x: Tensor) -> Tensor:
         return x.transpose(0, 1) if self._sequence_first else x
-
-    def _attention_in(self, layer: int) -> nn.Module:
-        """The one attention module of a layer, if it is attention and nothing else."""
-        block = self._blocks[layer]
-        found = list(_attentions(block))
-        if len(found) != 1:
-            raise ValueError(
-                f'{type(block).__name__} holds {len(found)} attention modules: use part="block".'
-            )
-        norms = [part for part in found[0].modules() if "norm" in type(part).__name__.lower()]
-        if any(weight.numel() == self.dim for norm in norms for weight in norm.parameters()):
-            raise ValueError(
-                f"{type(found[0]).__name__} has a norm inside, so its attention alone cannot be"
-                ' told apart: use part="block".'
-            )
-        return found[0]
 
     def _number(self, *names: str, default: int | None = None) -> int:
         """What the configuration or a module of the first layer calls by one of these names."""
@@ -229,37 +213,3 @@ class Generic(Model):
         if default is None:
             raise ValueError(f"{self.name} does not say its {names[0]}.")
         return default
-
-
-def _find_blocks(module: nn.Module) -> list[nn.Module]:
-    encoder_layers: list[nn.Module] = [
-        part for part in module.modules() if isinstance(part, nn.TransformerEncoderLayer)
-    ]
-    if encoder_layers:
-        return encoder_layers
-    lists: list[list[nn.Module]] = [
-        list(part) for part in module.modules() if isinstance(part, nn.ModuleList)
-    ]
-    stacks = [
-        blocks
-        for blocks in lists
-        if blocks
-        and len({type(b) for b in blocks}) == 1
-        and all(list(_attentions(b)) for b in blocks)
-    ]
-    found = max(stacks, key=len, default=list(_attentions(module)))
-    if not found:
-        raise ValueError(
-            f"{type(module).__name__} holds no module that looks like attention, so there is no"
-            " layer to measure."
-        )
-    return found
-
-
-def _attentions(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules whose class is called attention."""
-    if "attention" in type(module).__name__.lower() or "attn" in type(module).__name__.lower():
-        yield module
-    else:
-        for child in module.children():
-            yield from _attentions(child)

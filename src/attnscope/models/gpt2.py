@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, final
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from attnscope.attention import Heads
 from attnscope.models._base import Model
-from attnscope.models._split import Projection, causal_mask, split
+from attnscope.models._split import Projection, split
 
 
 @final
@@ -51,9 +50,3 @@ class GPT2(Model):
         )
         output = Projection(attention.c_proj.weight.detach().T, attention.c_proj.bias.detach())
         return split(query, key, value, output, size=attention.head_dim, scale=attention.scaling)
-
-    def attend(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        return self.blocks[layer].attn(x, attention_mask=causal_mask(x))[0]
-
-    def run_block(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        return self.blocks[layer](x, attention_mask=causal_mask(x))

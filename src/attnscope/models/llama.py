@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, final
 
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from attnscope.attention import Heads
 from attnscope.models._base import Model
-from attnscope.models._split import causal_mask, linear, split
+from attnscope.models._split import linear, split
 
 
 @final
@@ -40,8 +38,7 @@ class Llama(Model):
         longest = int(self.config.max_position_embeddings)
         return longest if window is None else min(longest, int(window))
 
-    @property
-    def rebuilt(self) -> bool:
+    def readable(self, layer: int) -> bool:
         """Not where the rotary angles depend on the length of the sequence: heads hold one set of
         them.
         """
@@ -55,7 +52,7 @@ class Llama(Model):
 
     def layer_heads(self, layer: int) -> Heads:
         attention, rope = self.blocks[layer].self_attn, self.module.rotary_emb
-        if not self.rebuilt:
+        if not self.readable(layer):
             raise ValueError(
                 f"the rotary angles of {self.name} depend on the length of the sequence (rope type"
                 f" {rope.rope_type!r}), which heads cannot say. Use model.function(layer, part)"
@@ -74,17 +71,3 @@ class Llama(Model):
             scale=scale,
             rotary=rope.inv_freq.to(self.dtype),
         )
-
-    def attend(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        return self.blocks[layer].self_attn(x, **self._context(x))[0]
-
-    def run_block(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        return self.blocks[layer](x, **self._context(x))
-
-    def _context(self, x: Tensor) -> dict[str, Any]:
-        """What a layer is told besides its tokens."""
-        numbers = torch.arange(x.shape[-2], device=x.device)[None]
-        return {
-            "attention_mask": causal_mask(x),
-            "position_embeddings": self.module.rotary_emb(x, position_ids=numbers),
-        }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, final
 
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnscope.attention import Heads
@@ -51,15 +50,6 @@ class ViT(Model):
             linear, (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
         )
         return split(query, key, value, output, size=attention.head_dim, scale=attention.scaling)
-
-    def attend(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        return self.blocks[layer].attention(x)[0]
-
-    def run_block(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-        return self.blocks[layer](x)
-
-    def _run(self, inputs: Tensor) -> None:
-        self.module(pixel_values=inputs)
 
     def _inputs(self, source: str | Tensor) -> tuple[Tensor, bool]:
         """A stack of images, and whether it came as a stack."""

@@ -35,8 +35,9 @@ class Measure(Study):
         _check_names(config)
         model = workbench.model(config.model, config.device, config.dtype)
         ids = text_ids(workbench, model, config.text)
-        layers = tuple(range(model.layers)) if config.layers is None else config.layers
-        _check(config, model, layers)
+        layers = _attending(model, config.part) if config.layers is None else config.layers
+        known = tuple(layer for layer in layers if model.rebuilt(layer))
+        _check(config, model, layers, heads_known=known == layers)
         windows(ids, max(config.lengths), config.samples)
         place: dict[str, Any] = {
             "model": config.model,
@@ -48,10 +49,11 @@ class Measure(Study):
             "part": config.part,
             "layers": layers,
         }
-        yield from _stacks(config, model, place)
-        # no theorem covers a whole block, or heads that are not known
-        if config.bounds and config.part != "block" and model.rebuilt:
-            yield Theorems(**place, n=max(config.lengths), first=0, samples=1)
+        yield from _stacks(config, place, model.heads if known == layers else 0)
+        # no theorem covers an MLP or a whole block, or heads that are not known
+        if config.bounds and config.part not in ("mlp", "block") and known:
+            where = place | {"layers": known}
+            yield Theorems(**where, n=max(config.lengths), first=0, samples=1)
 
     def run(self, cell: Any, workbench: Workbench) -> list[Any]:
         if isinstance(cell, Constants):
@@ -89,11 +91,13 @@ class Measure(Study):
         return {"bounds.json": (json.dumps(finite, indent=1, allow_nan=False) + "\n").encode()}
 
 
-def _stacks(config: MeasureConfig, model: Model, place: dict[str, Any]) -> Iterator[Constants]:
-    """The cells of all lengths; each call of the solver gets the same share of the probability."""
+def _stacks(config: MeasureConfig, place: dict[str, Any], count: int) -> Iterator[Constants]:
+    """The cells of all lengths, of layers with so many heads; each call of the solver gets the same
+    share of the probability.
+    """
     size = config.samples if config.shard is None else config.shard
     starts = range(0, config.samples, size)
-    heads = {n: _heads_at(config, model, n) for n in config.lengths}
+    heads = {n: _heads_at(config, count, n) for n in config.lengths}
     calls = sum(1 + len(here) for here in heads.values()) * len(place["layers"]) * len(starts)
     total = 0.0 if config.failure_probability is None else config.failure_probability
     for n in config.lengths:
@@ -112,12 +116,18 @@ def _stacks(config: MeasureConfig, model: Model, place: dict[str, Any]) -> Itera
             )
 
 
-def _heads_at(config: MeasureConfig, model: Model, n: int) -> tuple[int, ...]:
+def _attending(model: Model, part: str) -> tuple[int, ...]:
+    """The layers that have the part; hybrids have layers without attention, which are blocks."""
+    every = range(model.layers)
+    return tuple(layer for layer in every if part == "block" or model.attends(layer))
+
+
+def _heads_at(config: MeasureConfig, count: int, n: int) -> tuple[int, ...]:
     """The heads that are measured at this length."""
-    absent = config.part != "attention" or not model.rebuilt or config.heads == "none"
+    absent = config.part != "attention" or not count or config.heads == "none"
     if absent or (config.heads == "longest" and n != max(config.lengths)):
         return ()
-    return tuple(range(model.heads)) if isinstance(config.heads, str) else config.heads
+    return tuple(range(count)) if isinstance(config.heads, str) else config.heads
 
 
 def _check_names(config: MeasureConfig) -> None:
@@ -148,7 +158,7 @@ def _check_names(config: MeasureConfig) -> None:
         )
 
 
-def _check(config: MeasureConfig, model: Model, layers: tuple[int, ...]) -> None:
+def _check(config: MeasureConfig, model: Model, layers: tuple[int, ...], heads_known: bool) -> None:
     """What this model cannot do."""
     wrong = [layer for layer in layers if not 0 <= layer < model.layers]
     if wrong:
@@ -168,7 +178,7 @@ def _check(config: MeasureConfig, model: Model, layers: tuple[int, ...]) -> None
             "single heads are measured for the part attention only, got part"
             f" {config.part}: leave the heads out."
         )
-    if single and not model.rebuilt:
+    if single and not heads_known:
         raise ValueError(
             f"the heads of {model.name} cannot be rebuilt, so they cannot be measured alone: leave"
             " the heads out."

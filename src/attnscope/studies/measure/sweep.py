@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from attnscope.attention import Heads
 from attnscope.attention.softmax import Softmax
 from attnscope.bounds import Bounds, smoothness, through_norm
 from attnscope.data.texts import windows
@@ -29,7 +30,8 @@ def text_ids(workbench: Workbench, model: Model, text: str) -> Int[Tensor, " tot
 
 def needs_double(model: Model, part: str) -> bool:
     """Whether a lower bound is finished by a float64 copy of the whole model."""
-    return (part == "block" or not model.rebuilt) and model.dtype != torch.float64
+    known = all(model.rebuilt(layer) for layer in range(model.layers))
+    return (part in ("mlp", "block") or not known) and model.dtype != torch.float64
 
 
 def constants(cell: Constants, workbench: Workbench) -> list[Row]:
@@ -42,15 +44,16 @@ def constants(cell: Constants, workbench: Workbench) -> list[Row]:
     )
     ids = _sequences(cell, model, workbench)
     part, rows, done = cast(Part, cell.part), list[Row](), 0
-    for layer, stream, attended in model.points(ids, cell.layers):
-        point = attended if part == "attention" else stream
-        if double is not None and not double.rebuilt:
+    for layer, point, attended in model.points(ids, cell.layers, part):
+        if double is not None and not double.rebuilt(layer):
             double.tokens(ids[:1], layer, part)  # an unknown network learns its mask by running
+        attention = model.attention(layer) if cell.heads else None
         for head in (None, *cell.heads):
             where = f"n = {cell.n}, layer {layer}" + ("" if head is None else f" head {head}")
             if not workbench.going(done / cell.calls, where):
                 return rows
-            op, value = _problem(model, double, cell, layer, head, point)
+            alone = None if head is None or attention is None else attention.heads.select(head)
+            op, value = _problem(model, double, cell, layer, alone, point)
             rows += _measured(cell, op, value, layer, head, attended)
             done += 1
     return rows
@@ -88,12 +91,17 @@ def _sequences(cell: Place, model: Model, workbench: Workbench) -> Int[Tensor, "
 
 
 def _problem(
-    model: Model, double: Model | None, cell: Constants, layer: int, head: int | None, x: Tensor
+    model: Model,
+    double: Model | None,
+    cell: Constants,
+    layer: int,
+    head: Heads | None,
+    x: Tensor,
 ) -> tuple[LinearOperator, Tensor | None]:
     """The Jacobian to measure, and the value of the map when the released estimator needs it."""
     part = cast(Part, cell.part)
     if head is not None:
-        attention = Softmax(model.attention(layer).heads.select(head), causal=model.causal)
+        attention = Softmax(head, causal=model.causal)
         mu = Particles(x)
         return jacobian(attention, mu), attention(x, mu) if cell.released else None
     with torch.no_grad():

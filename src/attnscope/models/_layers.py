@@ -1,0 +1,214 @@
+"""The layers of a network as they run: which masks they are told, how they are built."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnscope.models._anatomy import Anatomy, anatomy
+from attnscope.models._catch import Call, calls_of, tokens_at
+from attnscope.models._parts import Part, Running
+from attnscope.models._plain import Plain
+from attnscope.models._stack import attentions, sample
+
+REMEMBERED = 8
+"""For how many lengths a model remembers the masks of its layers."""
+
+
+class Layers(ABC):
+    """Runs each layer of a network from one point inside it to another.
+
+    A layer is called with the mask and the other arguments that it received when the network last
+    read a sequence of that length, its own or a sample, so that a causal model stays causal.
+    """
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self.module: Any = module
+        self.name = name
+        self.plainly = Plain(module)
+        self._calls: dict[int, list[Call]] = {}
+        self._seen: dict[int, Anatomy] = {}
+        self._alone: bool | None = None
+
+    @property
+    @abstractmethod
+    def blocks(self) -> list[Any]:
+        """The layers, first to last."""
+
+    @property
+    @abstractmethod
+    def positions(self) -> int:
+        """The longest sequence that the model can take."""
+
+    @property
+    def layers(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def dim(self) -> int:
+        return int(self.config.hidden_size)
+
+    @property
+    def config(self) -> Any:
+        return self.module.config
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(p.dtype for p in self.module.parameters() if p.dtype.is_floating_point)
+
+    def entry(self, layer: int, x: Float[Tensor, "b n d"], part: Part) -> Float[Tensor, "b n d"]:
+        """The input point of a part when the residual stream before the layer is x."""
+        if part not in ("attention", "mlp"):
+            return x
+        with torch.no_grad(), self.plainly():
+            return self._each(partial(self._running(layer, x.shape[-2]).entry, part), x)
+
+    def read(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        """What the attention of this layer reads when the stream is x; x itself where a layer has
+        no attention that can be told apart.
+        """
+        attended = self._anatomy(layer, x.shape[-2]).attended
+        return x if attended is None else self.entry(layer, x, "attention")
+
+    def _running(self, layer: int, n: int) -> Running:
+        """The layer as it runs on n tokens."""
+        block, call = self.blocks[layer], self._call(layer, n)
+        return Running(
+            f"layer {layer} of {self.name} ({type(block).__name__})",
+            block,
+            lambda x: self._result(block, call.repeat(block, x)),
+            self._anatomy(layer, n),
+        )
+
+    def _anatomy(self, layer: int, n: int) -> Anatomy:
+        """How the layer is built; seen once, on random tokens."""
+        if layer not in self._seen:
+            block, call = self.blocks[layer], self._call(layer, n)
+            draw = torch.randn(4, n, self.dim, generator=torch.Generator().manual_seed(layer))
+            draw = draw.to(device=self.device, dtype=self.dtype)
+            with self.plainly():
+                x = self._ordered(draw[:1] if self._one_by_one(draw, block, call) else draw)
+                self._seen[layer] = anatomy(
+                    block, partial(call.repeat, block), x, list(attentions(block))
+                )
+        return self._seen[layer]
+
+    def _each(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Float[Tensor, "b n d"]:
+        """Run a stack of sequences, together or one after the other where the masks of the model
+        speak of a single one.
+        """
+        stack = x.reshape(-1, *x.shape[-2:])
+        runs = stack.split(1) if self._alone else (stack,)
+        return torch.cat([self._ordered(run(self._ordered(some))) for some in runs])
+
+    def _one_by_one(self, x: Float[Tensor, "b n d"], block: nn.Module, call: Call) -> bool:
+        """Whether a stack cannot be called like a single sequence (Bloom's position bias has as
+        many rows as sequences times heads).
+        """
+        if self._alone is None and not x.is_meta:
+            run = partial(call.repeat, block)
+            with torch.no_grad():
+                one = run(self._ordered(x[:1]))
+                try:
+                    some = self._ordered(run(self._ordered(x)))
+                except (RuntimeError, IndexError, ValueError):
+                    self._alone = True
+                else:
+                    self._alone = not torch.allclose(
+                        some[:1], self._ordered(one), rtol=1e-4, atol=1e-5
+                    )
+        return bool(self._alone)
+
+    def _call(self, layer: int, n: int) -> Call:
+        """How the layer is called when the model reads n tokens."""
+        if n not in self._calls:
+            self._learn(self.sample(n))
+        if n not in self._calls and self._calls and self._sees_images:
+            # An image has one number of tokens; layers that are told nothing else take any.
+            told = next(iter(self._calls.values()))[layer]
+            if told.bare:
+                return told
+        if n not in self._calls:
+            raise ValueError(
+                f"the mask of {self.name} for {n} tokens is not known yet: call"
+                " model.tokens(...) on a sequence of that length first."
+            )
+        return self._calls[n][layer]
+
+    def sample(self, n: int) -> Tensor | None:
+        """An input of n tokens, to see how the layers are called; None if nobody knows one."""
+        if not self._sees_images:
+            self._check_length(n)
+        drawn = sample(self.module, n, torch.Generator().manual_seed(0))
+        if drawn is None:
+            return None
+        return drawn.to(self.device, self.dtype if drawn.is_floating_point() else None)
+
+    def _learn(self, inputs: Tensor | None) -> list[Tensor]:
+        """Remember how every layer is called while the model reads one input; the tokens there."""
+        if inputs is None:
+            return []
+        with self.plainly():
+            found = calls_of(self.blocks, lambda: self._run(inputs))
+        if len(found) != self.layers:
+            raise ValueError(
+                f"{self.name} applied {len(found)} layers where it has {self.layers}: its layers"
+                " cannot be followed."
+            )
+        hidden = [self._ordered(x) for _, x in found]
+        n = hidden[0].shape[-2]
+        self._calls.pop(n, None)
+        self._calls[n] = [call for call, _ in found]
+        while len(self._calls) > REMEMBERED:
+            self._calls.pop(next(iter(self._calls)))
+        return hidden
+
+    def stream(self, inputs: Tensor, layer: int) -> Float[Tensor, "b n d"]:
+        """The residual stream before a layer, caught while the model reads a stack of inputs."""
+        seen = self._learn(inputs[:1])
+        if len(inputs) == 1:
+            return seen[layer]
+        return self._ordered(tokens_at(self.blocks, layer, lambda: self._run(inputs)))
+
+    def _hidden(self, inputs: Tensor, layer: int, part: Part) -> Float[Tensor, "b n d"]:
+        return self.entry(layer, self.stream(inputs, layer), part)
+
+    def _result(self, block: nn.Module, out: object) -> Tensor:
+        if not isinstance(out, Tensor) or out.ndim != 3:
+            raise ValueError(
+                f"{type(block).__name__} of {self.name} does not give tokens back, so it cannot be"
+                " differentiated as a map."
+            )
+        return out
+
+    @property
+    def _sees_images(self) -> bool:
+        return getattr(self.module, "main_input_name", "") == "pixel_values"
+
+    def _ordered(self, x: Tensor) -> Tensor:
+        """From the network's order of axes to (B, n, d), and back."""
+        return x
+
+    def _run(self, inputs: Tensor) -> None:
+        name = getattr(self.module, "main_input_name", "input_ids")
+        accepted = inspect.signature(self.module.forward).parameters
+        extra = {"use_cache": False} if "use_cache" in accepted else {}
+        self.module(**{name: inputs}, **extra)
+
+    def _check_length(self, n: int) -> None:
+        if n > self.positions:
+            raise ValueError(
+                f"{self.name} takes at most {self.positions} tokens, got {n}. Use shorter"
+                " sequences."
+            )

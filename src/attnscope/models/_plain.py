@@ -1,0 +1,50 @@
+"""Running a network so that it can be differentiated: no fused kernels, no compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+@final
+class Plain:
+    """A context in which this network runs by plain algebra; everything is put back afterwards.
+
+    PyTorch's fused attention has no forward derivative, and its grouped products of experts know no
+    float64.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        owners = [getattr(part, "config", None) for part in module.modules()]
+        self._configs: list[Any] = [
+            config
+            for config in {id(owner): owner for owner in owners}.values()
+            if hasattr(config, "_experts_implementation_internal")
+        ]
+        self._compiled = any(
+            hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None
+            for part in module.modules()
+        )
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        before = [config._experts_implementation_internal for config in self._configs]
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            for config in self._configs:
+                config._experts_implementation_internal = "eager"
+            with ExitStack() as stack:
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+                if self._compiled:
+                    stack.enter_context(torch.compiler.set_stance("force_eager"))
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+            for config, kind in zip(self._configs, before, strict=True):
+                config._experts_implementation_internal = kind

@@ -1,0 +1,105 @@
+"""Is what the weights spell what the modules compute? Adapters, hooks and parametrisations turn the
+same weights into another map.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.measures import Particles
+
+if TYPE_CHECKING:
+    from attnscope.models._base import Model
+
+ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-5}
+"""How far the two may differ, relative to the largest entry, and still be one map. Hugging Face
+evaluates some softmaxes and norms in float32 whatever the dtype, which moves the output by 1e-7 to
+1e-6 of its size; adapters and hooks that anyone would notice move it by far more.
+"""
+TOKENS = 5
+
+
+def difference(model: Model, layer: int) -> str:
+    """How the attention and the norm of this layer differ from what their weights spell; empty if
+    they do not.
+    """
+    n = min(TOKENS, model.positions)
+    draw = torch.randn(2, n, model.dim, generator=torch.Generator().manual_seed(layer))
+    x = draw.to(device=model.device, dtype=model.dtype)
+    if x.is_meta:
+        return ""
+    try:
+        norm, spelled = model.norm(layer), model.from_weights(layer)
+        with torch.no_grad():
+            read = model.read(layer, x)
+            pairs = [
+                (spelled(read, Particles(read)), model.function(layer, "attention")(read)),
+                (_with_norm(model, norm, spelled, x), model.function(layer, "norm+attention")(x)),
+            ]
+    except (AttributeError, RuntimeError, TypeError) as error:
+        # Quantised or wrapped projections have no weight that could be read as a matrix.
+        return (
+            f"the weights of layer {layer} of {model.name} cannot be read as heads"
+            f" ({str(error).splitlines()[0]})"
+        )
+    gap = max(_gap(ours, theirs) for ours, theirs in pairs)
+    if gap <= ROUNDING[model.dtype]:
+        return ""
+    return (
+        f"the modules of layer {layer} of {model.name} compute something else than their weights"
+        f" spell (they differ by {gap:.0%} on random tokens): there is an adapter, a hook or a"
+        " parametrisation"
+    )
+
+
+def radius_holds(model: Model, layer: int) -> bool:
+    """Whether the attention reads what its input norm makes, seen on a sample of the model."""
+    n = min(TOKENS, model.positions)
+    inputs = model.sample(n)
+    if inputs is None or inputs.is_meta:
+        return True
+    norm, came = model.input_norm(layer), []
+    handle = norm.register_forward_pre_hook(lambda _, args: came.append(args[0]), prepend=True)
+    try:
+        with torch.no_grad():
+            read = model.read(layer, model.stream(inputs, layer))
+    finally:
+        handle.remove()
+    with torch.no_grad():
+        return any(
+            value.shape == read.shape
+            and _gap(norm_value(norm, value), read) <= ROUNDING[model.dtype]
+            for value in came
+        )
+
+
+def norm_value(norm: nn.Module, x: Tensor) -> Tensor:
+    """LayerNorm and RMSNorm by their formulas from their weights, in the dtype of x; another norm
+    by itself.
+    """
+    plain: Any = norm
+    gain, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", None)
+    if isinstance(norm, nn.LayerNorm):
+        return nn.functional.layer_norm(
+            x, plain.normalized_shape, plain.weight, plain.bias, plain.eps
+        )
+    if isinstance(gain, Tensor) and isinstance(eps, float):
+        return gain * (x * (x.square().mean(-1, keepdim=True) + eps).rsqrt())
+    return norm(x)
+
+
+def _with_norm(model: Model, norm: nn.Module, spelled: Any, x: Tensor) -> Tensor:
+    if model.pre_norm:
+        read = norm_value(norm, x)
+        return spelled(read, Particles(read))
+    return norm_value(norm, x + spelled(x, Particles(x)))
+
+
+def _gap(ours: Tensor, theirs: Tensor) -> float:
+    size = float(theirs.abs().max())
+    if not torch.isfinite(ours).all() or not torch.isfinite(theirs).all() or size == 0:
+        return 0.0 if torch.equal(ours, theirs) else float("inf")
+    return float((ours - theirs).abs().max()) / size

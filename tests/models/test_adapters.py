@@ -1,0 +1,209 @@
+"""What was loaded is what is measured: adapters, hooks and parametrisations are never ignored."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from networks import build, inputs, loaded
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from attnscope import Particles, spectral_norm
+from attnscope.models import PARTS, ModelNotice, load
+from attnscope.models._jacobian import part_jacobian
+
+
+class LowRank(nn.Module):
+    """A linear map with a branch of rank two added to it, as LoRA does."""
+
+    def __init__(self, base: nn.Linear, size: float = 1.0) -> None:
+        super().__init__()
+        self.base_layer = base
+        source = torch.Generator().manual_seed(5)
+        self.down = nn.Parameter(torch.randn(2, base.in_features, generator=source))
+        self.up = nn.Parameter(size * torch.randn(base.out_features, 2, generator=source))
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base_layer.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base_layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + x @ self.down.T @ self.up.T
+
+
+class Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
+
+
+def low_rank(block: Any) -> None:
+    block.self_attn.v_proj = LowRank(block.self_attn.v_proj)
+
+
+def small_low_rank(block: Any) -> None:
+    block.self_attn.q_proj = LowRank(block.self_attn.q_proj, 1e-3)
+
+
+def projection_hook(block: Any) -> None:
+    block.self_attn.k_proj.register_forward_hook(lambda _, args, out: 1.5 * out)
+
+
+def attention_pre_hook(block: Any) -> None:
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        hidden = kwargs.pop("hidden_states", args[0] if args else None)
+        return (), {**kwargs, "hidden_states": 2 * hidden}
+
+    block.self_attn.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def attention_hook(block: Any) -> None:
+    block.self_attn.register_forward_hook(lambda _, args, out: (out[0].tanh(), *out[1:]))
+
+
+def norm_hook(block: Any) -> None:
+    block.input_layernorm.register_forward_hook(lambda _, args, out: out.sin())
+
+
+CHANGES = [
+    low_rank,
+    small_low_rank,
+    projection_hook,
+    attention_pre_hook,
+    attention_hook,
+    norm_hook,
+]
+
+
+def truth(model: Any, ids: Tensor, part: str) -> Tensor:
+    """The dense Jacobian of Hugging Face's own modules, put together by hand."""
+    block, x = model.module.layers[1], model.tokens(ids, 1, part)
+    n = len(ids)
+    mask = torch.full((n, n), -1e30, dtype=x.dtype).triu(1)[None, None]
+    angles = model.module.rotary_emb(x[None], position_ids=torch.arange(n)[None])
+
+    def attend(x: Tensor) -> Tensor:
+        told = {"attention_mask": mask, "position_embeddings": angles}
+        return block.self_attn(hidden_states=x[None], **told)[0][0]
+
+    maps: dict[str, Callable[[Tensor], Tensor]] = {
+        "attention": attend,
+        "norm+attention": lambda x: attend(block.input_layernorm(x)),
+        "residual": lambda x: x + attend(block.input_layernorm(x)),
+        "mlp": lambda x: block.mlp(block.post_attention_layernorm(x)),
+        "block": lambda x: block(x[None], attention_mask=mask, position_embeddings=angles)[0],
+    }
+    return torch.func.jacrev(maps[part])(x).detach().reshape(x.numel(), x.numel())
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_a_map_changes_its_constant(change: Callable[[Any], None]) -> None:
+    module: Any = build("llama")
+    change(module.layers[1])
+    module.eval()
+    model, ids = loaded(module), inputs("llama")[0]
+    with pytest.warns(ModelNotice, match=r"layer 1 of LlamaModel compute something else"):
+        assert not model.rebuilt(1)
+    assert model.rebuilt(0)
+    for part in PARTS:
+        x, dense = model.tokens(ids, 1, part), truth(model, ids, part)
+        op = part_jacobian(model, 1, part, x)
+        assert (op.to_dense() - dense).abs().max() < 1e-5 * dense.abs().max()
+    with pytest.raises(ValueError, match="an adapter, a hook or a parametrisation"):
+        model.attention(1)
+
+
+def test_the_notice_is_given_once() -> None:
+    module: Any = build("llama")
+    low_rank(module.layers[1])
+    module.eval()
+    model = loaded(module)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert not model.rebuilt(1)
+        assert not model.rebuilt(1)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_merged_adapter_and_a_parametrisation_are_read_from_the_weights(
+    dtype: torch.dtype,
+) -> None:
+    """They change what `.weight` is, so that heads can be rebuilt."""
+    merged: Any = build("llama")
+    adapter = LowRank(merged.layers[1].self_attn.v_proj)
+    with torch.no_grad():
+        adapter.base_layer.weight += adapter.up @ adapter.down
+    parametrised: Any = build("llama")
+    parametrize.register_parametrization(
+        parametrised.layers[1].self_attn.q_proj, "weight", Doubled()
+    )
+    for module in (merged, parametrised):
+        model = loaded(module.eval(), dtype)
+        x = model.tokens(inputs("llama")[0], 1)
+        assert model.rebuilt(1)
+        own = model.function(1)(x)
+        gap = model.attention(1)(x, Particles(x)) - own
+        assert gap.abs().max() < 1e-5 * own.abs().max()
+
+
+def test_a_hook_that_only_looks_keeps_the_heads() -> None:
+    module, seen = build("llama"), []
+    module.layers[1].self_attn.register_forward_hook(lambda _, args, out: seen.append(out[0]))
+    assert loaded(module).rebuilt(1)
+    assert seen
+
+
+def test_a_hook_that_comes_later_is_seen_too() -> None:
+    model, ids = loaded(build("gpt2")), inputs("gpt2")[0]
+    x = model.tokens(ids, 1)
+    before = float(spectral_norm(part_jacobian(model, 1, "attention", x), tol=1e-10).lower)
+    model.module.h[1].attn.c_proj.register_forward_hook(lambda _, args, out: 3 * out)
+    with pytest.warns(ModelNotice, match="compute something else"):
+        after = float(spectral_norm(part_jacobian(model, 1, "attention", x), tol=1e-10).lower)
+    assert after == pytest.approx(3 * before, rel=1e-8)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_the_radius_is_withheld_where_a_hook_follows_the_norm(name: str) -> None:
+    model = loaded(build(name))
+    assert model.norm_radius(1) is not None
+    after = model.blocks[0] if name == "bert" else model.norm(1)
+    after.register_forward_hook(lambda _, args, out: 100 * out)
+    x = model.tokens(inputs(name)[0], 1)
+    assert model.norm_radius(1) is None
+    assert x.norm(dim=-1).max() > model.norm_radius(0)
+
+
+def test_compiled_modules_are_measured_as_what_they_compute() -> None:
+    module: Any = build("gpt2")
+    whole = load(torch.compile(module, backend="eager"))
+    assert whole.module is module
+    ids = inputs("gpt2")[0]
+    expected = whole.tokens(ids, 2)
+    module.h[1].compile(backend="eager")
+    torch.testing.assert_close(load(module).tokens(ids, 2), expected)
+
+
+def test_weights_made_in_inference_mode_can_be_differentiated() -> None:
+    with torch.inference_mode():
+        module = build("gpt2")
+    model = load(module)
+    x = model.tokens(inputs("gpt2")[0], 1, "block")
+    assert part_jacobian(model, 1, "block", x).to_dense().isfinite().all()
+
+
+def test_quantised_weights_are_refused_for_what_they_are() -> None:
+    module = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    held = nn.Linear(8, 8)
+    held.weight = nn.Parameter(torch.zeros(8, 8, dtype=torch.int8), requires_grad=False)
+    module.linear1 = held
+    with pytest.raises(ValueError, match=r"quantised weights \(torch\.int8\)"):
+        load(module)

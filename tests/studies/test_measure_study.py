@@ -91,7 +91,8 @@ def test_every_part_equals_the_dense_jacobian(kind: str, part: Part, ids: Tensor
         read = model.tokens(ids[row.start : row.start + row.n], row.layer, "attention")
         assert row.radius == pytest.approx(float(read.square().sum(-1).mean().sqrt()))
         assert row.largest_norm == pytest.approx(float(read.norm(dim=-1).max()))
-    assert {bound.layer for bound in table["bounds"]} == (set() if part == "block" else {0, 1})
+    bounded = set() if part in ("mlp", "block") else {0, 1}
+    assert {bound.layer for bound in table["bounds"]} == bounded
     for layer in {bound.layer for bound in table["bounds"]}:
         first = next(row for row in rows if (row.layer, row.n, row.sequence) == (layer, 5, 0))
         best = tightest([bound for bound in table["bounds"] if bound.layer == layer])
@@ -157,8 +158,8 @@ def test_the_summary_of_one_length() -> None:
         BoundRow(0, value, "upper", "proved", name, "s", "a")
         for value, name in ((math.inf, "M1"), (8.0, "P1"))
     ]
-    (sheet,) = sheets(rows_of(2), bounds)
-    assert sheet.lines == [("0", "2", "2.5", "", "1", "8 P1 (4.0x)", "0")]
+    (sheet,) = sheets(rows_of(2), bounds, MeasureConfig())
+    assert sheet.lines == [("0", "2", "2.5", "", "", "1", "8 P1 (4.0x)", "0")]
 
 
 def test_shards_give_the_rows_of_their_sequences(ids: Tensor) -> None:

@@ -36,8 +36,11 @@ class Measure(Study):
         model = workbench.model(config.model, config.device, config.dtype)
         ids = text_ids(workbench, model, config.text)
         layers = _attending(model, config.part) if config.layers is None else config.layers
+        wrong = [layer for layer in layers if not 0 <= layer < model.layers]
+        if wrong:
+            raise ValueError(f"{model.name} has layers 0 to {model.layers - 1}, got {wrong[0]}.")
         known = tuple(layer for layer in layers if model.rebuilt(layer))
-        _check(config, model, layers, heads_known=known == layers)
+        _check(config, model, heads_known=known == layers)
         windows(ids, max(config.lengths), config.samples)
         place: dict[str, Any] = {
             "model": config.model,
@@ -160,9 +163,6 @@ def _check_names(config: MeasureConfig) -> None:
 
 def _check(config: MeasureConfig, model: Model, layers: tuple[int, ...], heads_known: bool) -> None:
     """What this model cannot do."""
-    wrong = [layer for layer in layers if not 0 <= layer < model.layers]
-    if wrong:
-        raise ValueError(f"{model.name} has layers 0 to {model.layers - 1}, got {wrong[0]}.")
     longest = max(config.lengths)
     if longest > model.positions:
         raise ValueError(

@@ -161,7 +161,7 @@ def _check_names(config: MeasureConfig) -> None:
         )
 
 
-def _check(config: MeasureConfig, model: Model, layers: tuple[int, ...], heads_known: bool) -> None:
+def _check(config: MeasureConfig, model: Model, heads_known: bool) -> None:
     """What this model cannot do."""
     longest = max(config.lengths)
     if longest > model.positions:

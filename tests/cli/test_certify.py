@@ -7,21 +7,25 @@ from __future__ import annotations
 import csv
 import hashlib
 import importlib
-import itertools
 import json
-from collections.abc import Iterator
+import os
+import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
-from attnscope.certification import figures, report
 from attnscope.cli import main
 from attnscope.cli.certify import parsed_eps
 from attnscope.nets import Config, Transformer, load, save
+from attnscope.studies.certify import CertifyConfig, evaluation, study
+from attnscope.studies.certify.rows import NetworkRow
+from attnscope.studies.certify.summary import on_the_control
 
 EPS = ("--eps", "0.02,77/255")
 SMALL = {"dim": 4, "heads": 2, "head_dim": 2, "value_dim": 2, "hidden": 4}
@@ -48,9 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "BISECTIONS", 1)
-    monkeypatch.setattr(report, "BATCH", 4)
-    monkeypatch.setattr(figures, "layer_bound_against_attack", lambda: b"picture")
+    small = partial(CertifyConfig, bisections=1, shard=4, nearest=2, layers=(1,))
+    monkeypatch.setattr(command, "CertifyConfig", small)
+    monkeypatch.setattr(study, "LAYER_EPS", (0.1, 1.0))
 
 
 def run(*arguments: object) -> int:
@@ -92,12 +96,15 @@ def test_a_whole_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         ]
     record = json.loads((out / "run.json").read_text())
     assert record["finished"]
-    assert record["network"]["clean"] == 1.0
+    assert record["study"] == "certify"
+    assert record["options"]["eps"] == EPS[1]
+    kept = json.loads((out / "summary.json").read_text())
+    assert kept["network"]["clean"] == 1.0
     mine = [row for row in rows if row["network"] == "network"]
     certified = sum(row["certified"] for row in mine if row["eps"] == 0.02)
-    assert record["network"]["lines"][0]["certified"] == pytest.approx(certified / 6)
+    assert kept["network"]["lines"][0]["certified"] == pytest.approx(certified / 6)
     norms = load(folder / "net").attention_norms()
-    assert record["content"]["norms"] == [pytest.approx(norm.tolist(), rel=1e-6) for norm in norms]
+    assert kept["content"]["norms"] == [pytest.approx(norm.tolist(), rel=1e-6) for norm in norms]
     lines = [line.split() for line in printed.splitlines()]
     assert ["0.02", "this", "network", "100.0", f"{100 * certified / 6:.1f}", "100.0"] in [
         line[:6] for line in lines
@@ -105,30 +112,35 @@ def test_a_whole_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert any(line[:2] == ["77/255", "this"] for line in lines)
     assert any(line[:3] == ["A", "set", "to"] for line in lines)
     assert sum(line[:2] == ["no", "attention"] for line in lines) == 2
-    assert f"head by head: {float(norms[0][0]):.3g}, {float(norms[0][1]):.3g}" in printed
+    told = f"head by head: {float(norms[0][0]):.3g}, {float(norms[0][1]):.3g}"
+    assert told in " ".join(printed.split())
     assert "Nothing says how long" in printed
     assert {path.name for path in out.glob("*.png")} == {
         "accuracy-against-eps.png",
         "bound-against-attack.png",
         "nearest-images.png",
     }
-    assert not list(out.glob("*.partial"))
-    assert run(*base(folder, out)) == 2
+    assert {path.stem for path in out.glob("*.svg")} == {path.stem for path in out.glob("*.png")}
+    assert run(*base(folder, out)) == 2  # without the control: other options
     assert "--overwrite" in capsys.readouterr().err
 
 
 def test_the_control_beside_the_checkpoint_is_found(folder: Path, tmp_path: Path) -> None:
     save(load(folder / "net"), tmp_path / "net")
-    assert command.control_of(tmp_path / "net") is None
+    assert study.control_of(str(tmp_path / "net")) is None
     save(load(folder / "other"), tmp_path / "net" / "control")
-    assert load(command.control_of(tmp_path / "net")).attentions == []
+    found = study.control_of(str(tmp_path / "net"))
+    assert found is not None
+    assert load(found).attentions == []
 
 
 def test_a_control_with_another_budget_is_said() -> None:
-    ours = {"data": "digits", "minutes": 3.0, "steps": None, "finished": True}
-    assert command._budget(ours, dict(ours)) == ""
-    assert "minutes 3.0 against 5.0" in command._budget(ours, ours | {"minutes": 5.0})
-    assert "Nothing says" in command._budget({}, {})
+    ours = NetworkRow("network", "net", "softmax", 2, 1, "digits", "digits", 3.0, None, True)
+    assert on_the_control([ours, ours]) == ""
+    assert "minutes 3.0 against 5.0" in on_the_control([ours, ours._replace(minutes=5.0)])
+    silent = ours._replace(data=None, minutes=None, finished=None)
+    assert "Nothing says" in on_the_control([silent, silent])
+    assert "No control" in on_the_control([ours])
 
 
 def test_the_network_in_the_package_is_the_default(
@@ -248,7 +260,21 @@ def test_checkpoints_that_cannot_be_certified(
     refused(tmp_path / "norm", "bound")
     save(Transformer(Config.vit((1, 4, 4), 3, 2, **SMALL)), tmp_path / "silent")
     assert run("certify", tmp_path / "silent", "--out", tmp_path / "out") == 2
-    assert "pass --data" in capsys.readouterr().err
+    assert "Pass --data" in capsys.readouterr().err
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int, number: int) -> list[int]:
+    """Send this process a signal while it is in the shard after so many; the shards that ran."""
+    whole, ran = study.evaluate, list[int]()
+
+    def stopped(cell: Any, workbench: Any) -> Any:
+        ran.append(cell.first)
+        if len(ran) > shards:
+            os.kill(os.getpid(), number)
+        return whole(cell, workbench)
+
+    monkeypatch.setattr(study, "evaluate", stopped)
+    return ran
 
 
 def test_ctrl_c_keeps_what_was_certified(
@@ -257,13 +283,7 @@ def test_ctrl_c_keeps_what_was_certified(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = command.evaluate
-
-    def stopped(plan: report.Plan) -> Iterator[list[report.Row]]:
-        yield from itertools.islice(whole(plan), 1)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "evaluate", stopped)
+    stop_after(monkeypatch, 1, signal.SIGINT)
     assert run(*base(folder, tmp_path / "out")) == 130
     assert len((tmp_path / "out" / "certificates.jsonl").read_text().splitlines()) == 4 * 2
     record = json.loads((tmp_path / "out" / "run.json").read_text())
@@ -273,8 +293,58 @@ def test_ctrl_c_keeps_what_was_certified(
         right = off(torch.from_numpy(kept["images"][:4])).argmax(-1) == torch.from_numpy(
             kept["labels"][:4]
         )
-    assert record["content"]["accuracy_without"] == pytest.approx(float(right.double().mean()))
+    content = json.loads((tmp_path / "out" / "summary.json").read_text())["content"]
+    assert content["accuracy_without"] == pytest.approx(float(right.double().mean()))
     assert "kept" in capsys.readouterr().out
+
+
+def test_the_same_command_goes_on_after_sigterm(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def certificates(out: Path) -> list[dict[str, Any]]:
+        rows = [json.loads(line) for line in (out / "certificates.jsonl").read_text().splitlines()]
+        return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]
+
+    arguments = [*base(folder, tmp_path / "out"), "--control", folder / "other"]
+    with monkeypatch.context() as patched:
+        assert stop_after(patched, 1, signal.SIGTERM) == []
+        assert run(*arguments) == 143
+    assert len(certificates(tmp_path / "out")) == 4 * 2
+    capsys.readouterr()
+    with monkeypatch.context() as patched:
+        ran = stop_after(patched, 99, signal.SIGTERM)
+        assert run(*arguments) == 0
+        assert ran == [4, 0, 4]  # the first shard of the network was there
+    assert "3 cells were there already" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["finished"]
+    arguments[arguments.index(tmp_path / "out")] = tmp_path / "other"
+    assert run(*arguments) == 0
+    assert certificates(tmp_path / "out") == certificates(tmp_path / "other")
+
+
+def test_names_with_markup_are_names(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "[red]a[/bold] $x_[b]"
+    save(load(folder / "net"), place / "net [/]")
+    with np.load(folder / "images.npz") as kept:
+        np.savez(
+            place / "[b] $y.npz",
+            images=kept["images"],
+            labels=kept["labels"],
+            classes=["[/a]", "$b", "[c]"],
+        )
+    arguments = base(folder, place / "[out] [/]")
+    arguments[1] = place / "net [/]"
+    data = ("--data", place / "[b] $y.npz", "--images", 4)
+    assert run(*arguments, *data) == 0, capsys.readouterr().err
+    assert "4 images of [b] $y" in capsys.readouterr().out
+    assert (place / "[out] [/]" / "nearest-images.png").exists()
+    assert run(*arguments, "--data", "[/b].npz") == 2
+    assert "there is no data set '[/b].npz'" in capsys.readouterr().err
 
 
 def test_a_broken_certificate_is_an_alarm(
@@ -283,7 +353,7 @@ def test_a_broken_certificate_is_an_alarm(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    honest = report.certify
+    honest = evaluation.certify
 
     def unsound(
         network: torch.nn.Module,
@@ -298,11 +368,14 @@ def test_a_broken_certificate_is_an_alarm(
             for several in made
         ]
 
-    monkeypatch.setattr(report, "certify", unsound)
+    monkeypatch.setattr(evaluation, "certify", unsound)
     assert run(*base(folder, tmp_path / "out")) == 1
-    error = capsys.readouterr().err
-    assert "UNSOUND" in error
-    assert "bug" in error
+    printed = capsys.readouterr()
+    for stream in printed:
+        assert "UNSOUND" in stream
+        assert "bug" in stream
+    record = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert record["left_out"][0].startswith("UNSOUND")
     assert (tmp_path / "out" / "certificates.jsonl").exists()
 
 

@@ -1,0 +1,137 @@
+"""What is proved and what is attacked, image by image: the rows of one shard."""
+
+from __future__ import annotations
+
+import copy
+import time
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnscope.attacks import pgd
+from attnscope.certification.network import certify
+from attnscope.data.pictures import Images, images
+from attnscope.nets import Transformer, load
+from attnscope.studies.certify.nearest import nearest
+from attnscope.studies.certify.rows import NearRow, NetCell, Row, Shard
+from attnscope.studies.workbench import Workbench, check_hash, hash_module, hash_tensors
+
+
+def network_of(workbench: Workbench, checkpoint: str) -> Transformer:
+    """The network in a folder, or what was put on the workbench under this name."""
+    network: Transformer = workbench.once(("network", checkpoint), lambda: load(checkpoint))
+    return network
+
+
+def weights_of(workbench: Workbench, checkpoint: str) -> str:
+    return workbench.once(
+        ("network weights", checkpoint), lambda: hash_module(network_of(workbench, checkpoint))
+    )
+
+
+def images_of(workbench: Workbench, data: str, split: str) -> Images:
+    """All images of a split, or what was put on the workbench under this name."""
+    found: Images = workbench.once(("images", data, split), lambda: images(data, split))
+    return found
+
+
+def hash_images(held: Images, first: int, count: int) -> str:
+    """sha256 of some of the images, their labels and the names of the classes."""
+    part = slice(first, first + count)
+    return hash_tensors(
+        {"pixels": held.pixels[part], "labels": held.labels[part]}, "\n".join(held.classes)
+    )
+
+
+def exact_of(cell: NetCell, workbench: Workbench) -> Transformer:
+    """A copy of the network in float64, to evaluate only."""
+    found = weights_of(workbench, cell.checkpoint)
+    check_hash(f"the network {cell.checkpoint!r}", found, cell.weights)
+
+    def made() -> Transformer:
+        network = copy.deepcopy(network_of(workbench, cell.checkpoint))
+        return network.double().eval().requires_grad_(False)
+
+    network: Transformer = workbench.once(("exact", cell.checkpoint), made)
+    return network
+
+
+def evaluate(cell: Shard, workbench: Workbench) -> list[Row | NearRow]:
+    """Certificates in float64, then the attack on every image that is read rightly, then the
+    nearest misread images for those with the smallest proved radii.
+
+    A certificate that the attack breaks is marked `unsound` in its row; nothing is raised, so that
+    the evidence is kept.
+    """
+    network, held = exact_of(cell, workbench), images_of(workbench, cell.data, cell.split)
+    check_hash(f"{held.name}", hash_images(held, cell.first, cell.count), cell.pixels)
+    part = slice(cell.first, cell.first + cell.count)
+    x, y = held.pixels[part].double(), held.labels[part]
+    place = f"{cell.network}, images {cell.first} to {cell.first + cell.count - 1}"
+    workbench.check(0.0, f"{place}: certificates")
+    begun = time.perf_counter()
+    predicted = network(x).argmax(-1)
+    proved = certify(network, x, cell.eps, y, bisections=cell.bisections)
+    middle = time.perf_counter()
+    workbench.check(0.3, f"{place}: attacks")
+    radius = torch.tensor([made.radius for made in proved[0]], dtype=torch.float64)
+    broken, at_radius, blind = _attacked(cell, network, x, y, predicted == y, radius)
+    seconds = (middle - begun) / len(x), (time.perf_counter() - middle) / len(x)
+    off = network.with_content_off()(x).argmax(-1).tolist() if network.attentions else None
+    rows: list[Row | NearRow] = [
+        Row(
+            network=cell.network,
+            image=cell.first + i,
+            label=int(y[i]),
+            predicted=int(predicted[i]),
+            eps=made.eps,
+            certified=made.verdict and bool(predicted[i] == y[i]),
+            method=made.method,
+            radius=made.radius,
+            margin=made.margin,
+            broken=bool(broken[e, i]) if predicted[i] == y[i] else None,
+            broken_at_radius=bool(at_radius[i]) if radius[i] > 0 else None,
+            blind=bool(blind[i]) if predicted[i] == y[i] else None,
+            content_off=None if off is None else off[i],
+            certify_seconds=seconds[0],
+            attack_seconds=seconds[1],
+        )
+        for i in range(len(x))
+        for e, made in enumerate(certificates[i] for certificates in proved)
+    ]
+    if cell.nearest:
+        workbench.check(0.9, f"{place}: nearest misread images")
+        rows += nearest(cell, network, held, radius)
+    return rows
+
+
+def _attacked(
+    cell: Shard,
+    network: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    right: Tensor,
+    radius: Float[Tensor, " b"],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Which images are broken at each eps (eps, b) and at their own radius (b), and for which the
+    attack saw no gradient (b).
+
+    An image broken at one eps stays broken at larger ones; an image that is misread needs no
+    attack.
+    """
+    broken = torch.zeros(len(cell.eps), len(x), dtype=torch.bool)
+    at_radius, blind = torch.zeros(2, len(x), dtype=torch.bool)
+    standing = right.clone()
+    strength = (cell.steps, cell.restarts, cell.seed)
+    for place in sorted(range(len(cell.eps)), key=lambda e: cell.eps[e]):
+        chosen = standing.nonzero()[:, 0]
+        if len(chosen):
+            attack = pgd(network, x[chosen], y[chosen], cell.eps[place], *strength)
+            standing[chosen[attack.succeeded]] = False
+            blind[chosen] |= attack.blind
+        broken[place] = right & ~standing
+    chosen = (right & (radius > 0)).nonzero()[:, 0]
+    if len(chosen):
+        at_radius[chosen] = pgd(network, x[chosen], y[chosen], radius[chosen], *strength).succeeded
+    return broken, at_radius, blind

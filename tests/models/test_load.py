@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
+from architectures import ARCHITECTURES
 from networks import build, inputs, loaded
 from safetensors.torch import load_file, save_file
 
@@ -280,3 +281,85 @@ def test_angles_that_depend_on_the_length_have_no_heads() -> None:
 
 def test_the_device_is_honoured() -> None:
     assert load(build("gpt2"), device="meta").device == torch.device("meta")
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ({"activation_function": "no-such-activation"}, "no-such-activation"),
+        ({"n_head": 0}, "do not make a model|holds no model"),
+        ({"n_layer": -1}, "has no layers|do not make a model"),
+    ],
+)
+def test_configurations_that_make_no_model_are_one_sentence(
+    broken: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    build("gpt2").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **broken}))
+    with pytest.raises(ValueError, match=said) as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_failed_import_inside_transformers_is_said_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("No module named 'sentencepiece_of_the_moon'")
+
+    build("gpt2").save_pretrained(tmp_path)
+    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", broken)
+    with pytest.raises(ValueError, match=r"could not import what .* needs: No module named"):
+        load(tmp_path)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("device", ["nonsense", "cuda", "mps", "", 3.5, "cpu:-2"])
+def test_devices_that_are_not_there_are_one_sentence(device: object) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one here")
+    with pytest.raises(ValueError, match=r"device .* cannot be used here") as caught:
+        load(build("gpt2"), device=device)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_networks_that_are_no_stack_of_maps_on_tokens_are_refused_for_that() -> None:
+    swin = transformers.SwinModel(
+        transformers.SwinConfig(
+            image_size=16,
+            patch_size=2,
+            num_channels=2,
+            embed_dim=8,
+            depths=[1, 2],
+            num_heads=[2, 2],
+            window_size=2,
+        )
+    )
+    with pytest.raises(ValueError, match="change the number or the width of the tokens"):
+        load(swin.eval())
+
+
+def test_layers_without_attention_say_so_and_keep_their_numbers() -> None:
+    module = ARCHITECTURES["lfm2"].build()
+    with pytest.warns(ModelNotice, match="Layers 0, 2 have no attention"):
+        model = load(module)
+    assert model.layers == 3
+    x = model.tokens(torch.arange(2, 7), 2, "block")
+    assert model.function(2, "block")(x).shape == x.shape
+    with pytest.raises(ValueError, match=r"layer 2 of .* has no attention"):
+        model.tokens(torch.arange(2, 7), 2, "attention")
+
+
+def test_a_network_is_known_to_be_causal_before_it_has_run() -> None:
+    assert loaded(ARCHITECTURES["bloom"].build()).causal
+    assert not loaded(ARCHITECTURES["electra"].build()).causal
+
+
+def test_of_an_encoder_and_a_decoder_the_encoder_is_measured() -> None:
+    options = {**ARCHITECTURES["t5"].options, "decoder_start_token_id": 0}
+    module = transformers.T5Model(transformers.T5Config(**options)).eval()
+    with pytest.warns(ModelNotice) as told:
+        model = load(module)
+    assert "its encoder is measured" in str(told[0].message)
+    assert model.module is module.encoder

@@ -55,6 +55,8 @@ def load(
     module = _moved(_backbone(module), device, dtype, keep=isinstance(source, nn.Module))
     model = family_of(module)(module, name, encoder)
     model.check_still()
+    if not model.layers:
+        raise ValueError(f"{name} has no layers, so there is nothing to measure.")
     return model
 
 

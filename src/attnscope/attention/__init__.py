@@ -9,7 +9,7 @@ import pkgutil
 from attnscope.attention._base import Attention
 from attnscope.attention._heads import Heads
 from attnscope.attention._normalised import Normalised
-from attnscope.attention._parts import Affine, BiasOf, Climbed, Kernel, NoClosedForm
+from attnscope.attention._parts import Affine, BiasOf, Climbed, Kernel, NoClosedForm, Overflow
 
 __all__ = [
     "Affine",
@@ -20,6 +20,7 @@ __all__ = [
     "Kernel",
     "NoClosedForm",
     "Normalised",
+    "Overflow",
     "variants",
 ]
 

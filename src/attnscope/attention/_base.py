@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from attnscope.attention._heads import Heads
-from attnscope.attention._parts import Affine, BiasOf, Climbed, Kernel, NoClosedForm
+from attnscope.attention._parts import Affine, BiasOf, Climbed, Kernel, NoClosedForm, Overflow
 from attnscope.attention._rows import by_rows
 from attnscope.measures import Gaussian, Particles
 from attnscope.validation import check_same_kind, check_shape, check_tensor, described
@@ -140,7 +140,15 @@ class Attention(ABC):
         r"""$\Gamma_\mu(x)$. `positions` say where the queries of a causal attention stand (default:
         those of mu).
         """
-        return self.evaluate(x, mu, self.check(x, mu, positions))
+        found = self.evaluate(x, mu, self.check(x, mu, positions))
+        if not torch.stack(torch.aminmax(found.detach())).isfinite().all():
+            raise Overflow(
+                f"{self.name} attention overflows {x.dtype} at these tokens, whose entries reach"
+                f" {float(torch.maximum(x.abs().max(), mu.x.abs().max())):.3g}: scores or values"
+                " are out of range. Use smaller tokens, a smaller scale of the heads or a wider"
+                " dtype."
+            )
+        return found
 
     def push(self, mu: Particles) -> Particles:
         r"""The measure $F(\mu) = (\Gamma_\mu)_\# \mu$ that one attention layer makes of mu."""

@@ -20,6 +20,10 @@ class NoClosedForm(ValueError):
     """
 
 
+class Overflow(ValueError):
+    """The field leaves the range of floating-point numbers at these tokens."""
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Affine:

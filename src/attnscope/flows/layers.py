@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.attention import Attention
+from attnscope.attention import Attention, Overflow
 from attnscope.flows.trajectory import Measure, Outcome, Trajectory
 from attnscope.measures import Gaussian, Particles
 from attnscope.validation import check_positive, described
@@ -58,12 +58,16 @@ def residual(
         zip(attentions, *parts, strict=True), start=1
     ):
         state = states[-1]
-        moved = (
-            _gaussian_layer(layer, state, step)
-            if isinstance(state, Gaussian)
-            else _layer(layer, state, step, before, after, inner)
-        )
-        if not all(
+        moved: Particles | Gaussian | None
+        try:
+            moved = (
+                _gaussian_layer(layer, state, step)
+                if isinstance(state, Gaussian)
+                else _layer(layer, state, step, before, after, inner)
+            )
+        except Overflow:
+            moved = None
+        if moved is None or not all(
             torch.isfinite(part).all()
             for part in ([moved.x] if isinstance(moved, Particles) else [moved.mean, moved.cov])
         ):

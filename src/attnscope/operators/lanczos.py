@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from attnscope.operators.operator import LinearOperator
+from attnscope.operators.scaling import exponents, norms, times_powers
 
 BLOCK = 8
 MORE_STEPS = 20
@@ -268,23 +269,26 @@ class Lanczos:
         return order
 
     def _norms(self, vectors: Tensor) -> Float64[np.ndarray, " b"]:
-        norms = torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64).cpu().numpy()
-        if not np.isfinite(norms).all():
-            bad = np.flatnonzero(~np.isfinite(norms)).tolist()
+        found = norms(vectors)
+        if not np.isfinite(found).all():
+            bad = np.flatnonzero(~np.isfinite(found)).tolist()
             raise ValueError(
-                f"the operator returned NaN or infinite values for problem(s) {bad}: an overflow,"
-                " or a fully masked row."
+                f"the operator returned NaN or infinite values for problem(s) {bad}: an overflow in"
+                f" {self.op.dtype}, or a fully masked row. Use smaller inputs or a wider dtype."
             )
-        return norms
+        return found
 
     def _column(self, values: Float64[np.ndarray, " b"]) -> Tensor:
         return torch.as_tensor(values, dtype=self.op.dtype, device=self.v.device)[:, None]
 
     def _divided(
-        self, vectors: Tensor, norms: Float64[np.ndarray, " b"], where: Bool[np.ndarray, " b"]
+        self, vectors: Tensor, lengths: Float64[np.ndarray, " b"], where: Bool[np.ndarray, " b"]
     ) -> Tensor:
         """Unit vectors where `where` holds, zero elsewhere."""
-        inverse = np.where(where, 1 / np.where(norms > 0, norms, 1.0), 0.0)
+        powers = exponents(lengths)
+        if powers.any():  # one over such a length may be out of range
+            vectors, lengths = times_powers(vectors, -powers), np.ldexp(lengths, -powers)
+        inverse = np.where(where, 1 / np.where(lengths > 0, lengths, 1.0), 0.0)
         return vectors * self._column(inverse)
 
 

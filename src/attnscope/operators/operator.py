@@ -229,6 +229,13 @@ def of_function(
             f"the function must return one tensor, got {type(value).__name__}. Wrap it to pick the"
             " tensor you mean."
         )
+    if not value.isfinite().all():
+        bad = int((~value.isfinite()).sum())
+        raise ValueError(
+            f"the function's value must be finite, got {bad} NaN or infinite entries out of"
+            f" {value.numel()}: an overflow in {value.dtype}, or a division by zero. Use smaller"
+            " inputs or a wider dtype."
+        )
     check_tensor("the function's value", value, "...")
     if not torch.equal(value, again):
         raise ValueError(
@@ -311,7 +318,18 @@ def _is_adjoint(op: LinearOperator) -> bool:
         op.device, op.dtype
     )
     pulled = op.rmv(r)
+    size = float(pulled.abs().max()) or 1.0  # products of products may be out of range
+    pulled = pulled / size
     there, back = (
         float((a.double() * b.double()).sum()) for a, b in ((op.mv(pulled), r), (pulled, pulled))
     )
-    return abs(there - back) <= max(AGREEMENT, 32 * torch.finfo(op.dtype).eps) * back
+    if not math.isfinite(there) or not math.isfinite(size):
+        raise ValueError(
+            f"the derivative at x has NaN or infinite entries: an overflow in {op.dtype}. Use"
+            " smaller inputs or a wider dtype."
+        )
+    back *= size
+    kind = torch.finfo(op.dtype)
+    if size < kind.tiny / kind.eps:  # so near to zero that products have no digits to compare
+        return True
+    return abs(there - back) <= max(AGREEMENT, 32 * kind.eps) * back

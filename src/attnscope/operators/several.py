@@ -13,6 +13,7 @@ from torch import Tensor
 from attnscope.operators.bracket import ROUNDING
 from attnscope.operators.lanczos import Lanczos, Ritz, starts
 from attnscope.operators.operator import LinearOperator
+from attnscope.operators.scaling import exponents, norms, scaled, times_powers
 from attnscope.operators.spectrum import check_call
 from attnscope.validation import brief
 
@@ -67,6 +68,11 @@ def singular_values(
 
 def _several(op: LinearOperator, k: int, tol: float, seed: int, max_pairs: int) -> SingularValues:
     op = op.adjoint() if op.shape[0] < op.shape[1] else op
+    powers = exponents(norms(op.mv(starts(1, op.shape[1], op, seed))))
+    if powers.any():
+        found = _several(scaled(op, -powers), k, tol, seed, max_pairs)
+        back = times_powers(found.values[None], powers)[0]
+        return replace(found, values=back)
     exact = op if op.dtype == torch.float64 or op.exact is None else op.exact()
     right = torch.zeros(0, op.shape[1], dtype=torch.float64, device=op.device)
     values = torch.zeros(0, dtype=torch.float64)

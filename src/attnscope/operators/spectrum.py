@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from attnscope.operators.bracket import (
@@ -24,6 +24,7 @@ from attnscope.operators.bracket import (
 )
 from attnscope.operators.lanczos import Lanczos, Process, Ritz, ahead, noise, starts, still_to_come
 from attnscope.operators.operator import LinearOperator
+from attnscope.operators.scaling import exponents, norms, scaled, times_powers
 from attnscope.validation import brief, check_positive, described
 
 EVERY_STEP_UNTIL = 12
@@ -141,7 +142,8 @@ def _run(
         left=torch.zeros(0),
         right=torch.zeros(problems, size, dtype=op.dtype, device=op.device),
     )
-    lanczos = _first_step(op, seed)
+    lanczos, powers = _started(op, seed)
+    op = lanczos.op
     number = np.arange(problems)  # which problem each row of the running process is
     near = False
     for pair in range(1, max_pairs + 1):
@@ -171,7 +173,29 @@ def _run(
         if op.restrict is not None and lanczos.active.mean() <= SHRINK_AT:
             number = number[lanczos.shrink()]
     _finish(found, op)
+    _scaled_back(found, powers)
     return found
+
+
+def _started(op: LinearOperator, seed: int) -> tuple[Lanczos, Int[np.ndarray, " b"]]:
+    """One step of every problem, and the powers of two by which those of extreme size were divided:
+    all that follows is then far from the ends of floating point.
+    """
+    lanczos = _first_step(op, seed)
+    powers = exponents(lanczos.process.alpha[:, 0])
+    return (_first_step(scaled(op, -powers), seed) if powers.any() else lanczos), powers
+
+
+def _scaled_back(found: _Found, powers: Int[np.ndarray, " b"]) -> None:
+    with np.errstate(over="ignore"):
+        found.lower = np.ldexp(found.lower, powers)
+        found.upper = None if found.upper is None else np.ldexp(found.upper, powers)
+    if np.isinf(found.lower).any():
+        bad = np.flatnonzero(np.isinf(found.lower)).tolist()
+        raise ValueError(
+            f"the largest singular value of problem(s) {bad} overflows: it is above"
+            f" {np.finfo(float).max:.3g}, the largest number in float64."
+        )
 
 
 def _first_step(op: LinearOperator, seed: int) -> Lanczos:
@@ -289,13 +313,15 @@ def _finish(found: _Found, op: LinearOperator) -> None:
     right = found.right.to(exact.dtype)
     left = exact.mv(right.reshape(-1, *exact.in_shape)).reshape(len(right), -1).to(torch.float64)
     length = torch.linalg.vector_norm(right, dim=1, dtype=torch.float64).clamp(min=1e-300)
-    norms = torch.linalg.vector_norm(left, dim=1)
+    stretched = norms(left)
     rounding = ROUNDING[str(exact.dtype).removeprefix("torch.")]
-    found.lower = ((norms / length) * (1 - rounding)).cpu().numpy()
+    found.lower = stretched / length.cpu().numpy() * (1 - rounding)
     if found.upper is not None:
         found.atypical |= found.lower > found.upper
         found.upper[found.atypical] = np.nan
-    found.left = left / norms.clamp(min=1e-300)[:, None]
+    small = exponents(stretched, beyond=0)
+    unit = torch.as_tensor(np.maximum(np.ldexp(stretched, -small), 1e-300), device=left.device)
+    found.left = times_powers(left, -small) / unit[:, None]
     found.right = right.to(torch.float64) / length[:, None]
 
 

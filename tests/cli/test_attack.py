@@ -172,7 +172,7 @@ def test_a_layer_and_a_head_of_a_model(tmp_path: Path, capsys: pytest.CaptureFix
         (["--eps", "-1"], "--eps takes finite numbers above 0"),
         (["--radii", "1"], "--lengths"),
         (["--lengths", "2", "--attention", "linear"], "no bound is known"),
-        (["--attention", "cosine"], "--attention must be one of"),
+        (["--attention", "cosine"], "attention must be one of"),
         (["--head", "2"], "belong to a model"),
     ],
 )

@@ -4,6 +4,7 @@ mistake.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -11,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnscope.cli import flow as flow_command
 from attnscope.cli import main
-from attnscope.cli._matrices import named_matrix
+from attnscope.studies import Workbench, drawing
+from attnscope.studies.matrices import MATRICES, named_matrix
 
 SMALL = ["--frames", "4", "--particles", "6"]
 
@@ -63,11 +64,14 @@ def test_a_particle_flow_leaves_data_picture_and_animation(
     assert str(data["status"]) == "finished"
     assert Path("results/flow.png").read_bytes().startswith(b"\x89PNG")
     assert Path("results/flow.gif").read_bytes().startswith(b"GIF8")
-    assert sorted(path.name for path in Path("results").iterdir()) == [
-        "flow.gif",
-        "flow.npz",
-        "flow.png",
-    ]
+    assert {path.name for path in Path("results").iterdir()} == {
+        *("flow.gif", "flow.npz", "flow.png", "flow.svg", "run.json", "results.sqlite"),
+        *(f"{kind}.{form}" for kind in ("results", "clouds") for form in ("csv", "jsonl")),
+    }
+    record = json.loads(Path("results/run.json").read_text())
+    assert record["study"] == "flow"
+    assert record["finished"] is True
+    assert record["options"]["particles"] == 6
     printed = capsys.readouterr().out
     assert "finished" in printed
     assert "clusters" in printed
@@ -103,7 +107,7 @@ def test_matrices_and_gains_come_from_files() -> None:
     assert np.allclose(np.linalg.norm(y, axis=-1), 1)
 
 
-@pytest.mark.parametrize("name", flow_command.MATRICES)
+@pytest.mark.parametrize("name", MATRICES)
 def test_named_matrices_are_what_they_are_called(name: str) -> None:
     import torch
 
@@ -125,11 +129,15 @@ def test_named_matrices_are_what_they_are_called(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--attention", "cosine"], "--attention must be one of"),
+        (["--attention", "cosine"], "attention must be one of"),
         (["--scores", "cauchy"], "a matrix is one of"),
         (["--scores", "missing.npy"], "no file missing.npy"),
-        (["--space", "torus"], "--space must be"),
-        (["--time", "-1"], "--time must be"),
+        (["--space", "torus"], "space must be"),
+        (["--time", "-1"], "time must be"),
+        (["--gap", "-1"], "gap must be"),
+        (["--rtol", "1e400"], "rtol must be"),
+        (["--seed", str(2**64)], "seed must lie"),
+        (["--dim", "100000000"], "choose fewer frames or fewer tokens"),
         (["--method", "Euler"], "method must be one of"),
         (["--gaussian", "--attention", "sigmoid"], "no closed form"),
         (["--gaussian", "--space", "sphere"], "surface"),
@@ -147,35 +155,101 @@ def test_a_mistake_is_one_sentence_and_exit_code_two(
     assert not list(Path().iterdir())
 
 
-def test_results_are_not_replaced_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_matrix_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty.npy").write_bytes(b"")
+    np.savez("zip.npz", a=np.eye(2))
+    Path("zip.npz").rename("zip.npy")
+    np.save("letters.npy", np.array([["a", "b"], ["c", "d"]]))
+    np.save("nan.npy", np.full((2, 2), np.nan))
+    np.save("lying.npy", np.zeros((2, 2)))
+    content = Path("lying.npy").read_bytes()
+    Path("lying.npy").write_bytes(
+        content.replace(b"(2, 2), }" + b" " * 18, b"(2000000000000, 2000000), }")
+    )
+    assert Path("lying.npy").read_bytes() != content
+    for name in ("empty", "zip", "letters", "nan", "lying"):
+        assert run(*SMALL, "--scores", f"{name}.npy", "--out", "results") == 2
+        shown = capsys.readouterr().err
+        assert f"{name}.npy" in shown
+        assert "Traceback" not in shown
+    assert not Path("results").exists()
+
+
+@pytest.fixture
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that are not about them."""
+    monkeypatch.setattr(drawing, "available", lambda: False)
+
+
+@pytest.mark.usefixtures("_no_pictures")
+def test_the_same_command_again_goes_on_and_other_options_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run(*SMALL, "--time", "0.1") == 0
-    assert run(*SMALL, "--time", "0.1") == 2
+    first = loaded("flow-softmax/flow.npz")["x"]
+    assert run(*SMALL, "--time", "0.1") == 0
+    assert "1 cells were there already" in capsys.readouterr().out
+    assert np.array_equal(loaded("flow-softmax/flow.npz")["x"], first)
+    assert run(*SMALL, "--time", "0.2") == 2
     assert "--overwrite" in capsys.readouterr().err
+    assert loaded("flow-softmax/flow.npz")["times"][-1] == pytest.approx(0.1)
     assert run(*SMALL, "--time", "0.2", "--overwrite") == 0
     assert loaded("flow-softmax/flow.npz")["times"][-1] == pytest.approx(0.2)
 
 
-def test_ctrl_c_keeps_what_was_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = flow_command._watched
+@pytest.mark.usefixtures("_no_pictures")
+def test_a_matrix_that_changed_is_another_flow(capsys: pytest.CaptureFixture[str]) -> None:
+    for scale, code in ((1.0, 0), (2.0, 2)):
+        np.save("a.npy", scale * np.eye(2))
+        assert run(*SMALL, "--scores", "a.npy", "--time", "0.1") == code
+    assert "--overwrite" in capsys.readouterr().err
 
-    def interrupted(console, end):  # type: ignore[no-untyped-def]
-        from contextlib import contextmanager
 
-        @contextmanager
-        def manager():  # type: ignore[no-untyped-def]
-            with watched(console, end) as progress:
+def test_without_matplotlib_the_data_are_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(drawing, "available", lambda: False)
+    assert run(*SMALL, "--time", "0.1", "--out", "bare") == 0
+    assert "attnscope[plot]" in capsys.readouterr().out
+    assert loaded("bare/flow.npz")["x"].shape == (5, 6, 2)
+    assert not {path.suffix for path in Path("bare").iterdir()} & {".png", ".svg", ".gif"}
 
-                def step(t: float) -> bool:
-                    if t > 1:
-                        os.kill(os.getpid(), signal.SIGINT)
-                    return progress(t)
 
-                yield step
+def test_a_folder_that_cannot_be_written_is_refused_before_computing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").write_text("")
+    monkeypatch.setattr(Workbench, "going", None)
+    assert run(*SMALL, "--out", "file/results") == 2
+    assert "file/results" in capsys.readouterr().err
 
-        return manager()
 
-    monkeypatch.setattr(flow_command, "_watched", interrupted)
-    assert run(*SMALL, "--time", "40", "--frames", "400", "--out", "kept") == 0
+@pytest.mark.usefixtures("_no_pictures")
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
+)
+def test_a_signal_keeps_what_was_computed(
+    number: signal.Signals,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = [*SMALL, "--time", "40", "--frames", "20", "--scores", "minus-identity"]
+    going = Workbench.going
+
+    def interrupted(self: Workbench, part: float = 0.0, what: str = "") -> bool:
+        if 1 / 40 < part < 1:
+            os.kill(os.getpid(), number)
+        return going(self, part, what)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Workbench, "going", interrupted)
+        assert run(*arguments, "--out", "kept") == code
     data = loaded("kept/flow.npz")
     assert str(data["status"]) == "stopped"
     assert 1 < data["times"][-1] == data["stop_time"] < 40
+    assert json.loads(Path("kept/run.json").read_text())["finished"] is False
+    assert "Stopped early" in capsys.readouterr().out
+    assert run(*arguments, "--out", "kept") == 0
+    assert loaded("kept/flow.npz")["times"][-1] > data["stop_time"]
+    assert json.loads(Path("kept/run.json").read_text())["finished"] is True

@@ -5,6 +5,8 @@ mistake.
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ import torch
 from attnscope import Heads, Softmax
 from attnscope.cli import main
 from attnscope.nets.invertible import Invertible
+from attnscope.studies import drawing
 
 SMALL = ["--layers", "2", "--tokens", "5", "--dim", "4"]
 
@@ -42,6 +45,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ["--causal", "--radius", "2"],
         ["--attention", "sigmoid", "--squash"],
         ["--attention", "l2", "--contraction", "0.5"],
+        ["--attention", "sinkhorn"],
     ],
 )
 def test_a_round_trip_leaves_its_errors_bounds_and_picture(
@@ -56,12 +60,14 @@ def test_a_round_trip_leaves_its_errors_bounds_and_picture(
     assert data["error"][0] > 1e3 * data["error"][-1]
     assert data["iterations"].tolist() == list(range(1, len(data["error"]) + 1))
     assert Path("trip/invert.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(path.name for path in Path("trip").iterdir()) == [
-        "invert.npz",
-        "invert.png",
-        "network.npz",
-        "run.json",
-    ]
+    assert {path.name for path in Path("trip").iterdir()} == {
+        *("invert.npz", "invert.png", "invert.svg", "network.npz", "run.json", "results.sqlite"),
+        *(
+            f"{kind}.{form}"
+            for kind in ("results", "layers", "tokens", "network")
+            for form in ("csv", "jsonl")
+        ),
+    }
     printed = capsys.readouterr().out
     assert "proved bound" in printed
     assert "converged" in printed
@@ -105,14 +111,14 @@ def test_the_same_seed_gives_the_same_trip() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--attention", "sinkhorn"], "no contraction is proved for sinkhorn attention"),
+        (["--attention", "exponential"], "no contraction is proved for exponential attention"),
         (["--attention", "linear"], "no contraction is proved for linear attention"),
         (["--attention", "cosine"], "must be one of"),
         (["--radius", "0"], "radius must be a finite number above 0"),
         (["--radius", "-2", "--attention", "l2"], "radius must be a finite number above 0"),
         (["--contraction", "1"], "contraction must be at most"),
         (["--heads", "3"], "heads must divide the dimension 4"),
-        (["--dtype", "float16"], "--dtype must be"),
+        (["--dtype", "float16"], "dtype must be"),
         (
             ["--file", "other.npz"],
             "--file already says what the stack is: leave out --layers, --tokens, --dim",
@@ -146,7 +152,7 @@ def test_a_file_that_is_no_stack_is_refused(capsys: pytest.CaptureFixture[str]) 
 def test_a_ball_larger_than_that_of_the_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Invertible.random("softmax", 1, tokens=3, dim=2, radius=1.0).save("net.npz")
     assert run("--file", "net.npz", "--radius", "3", "--out", "far") == 2
-    assert "--radius must be at most that of the stack, 1, got 3" in capsys.readouterr().err
+    assert "radius must be at most that of the stack, 1, got 3" in capsys.readouterr().err
 
 
 def test_results_are_not_replaced_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,18 +163,57 @@ def test_results_are_not_replaced_unless_asked(capsys: pytest.CaptureFixture[str
     assert len(loaded("invert/invert.npz")["error"]) == 2
 
 
-def test_ctrl_c_keeps_what_was_computed(
+@pytest.fixture
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that are not about them."""
+    monkeypatch.setattr(drawing, "available", lambda: False)
+
+
+@pytest.mark.usefixtures("_no_pictures")
+def test_the_same_command_again_computes_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*SMALL) == 0
+    first = loaded("invert/invert.npz")
+    monkeypatch.setattr(Invertible, "inverse", None)
+    assert run(*SMALL) == 0
+    assert "1 cells were there already" in capsys.readouterr().out
+    assert all(np.array_equal(loaded("invert/invert.npz")[name], first[name]) for name in first)
+
+
+def test_without_matplotlib_the_data_are_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(drawing, "available", lambda: False)
+    assert run(*SMALL, "--most", "2") == 0
+    assert "attnscope[plot]" in capsys.readouterr().out
+    assert len(loaded("invert/invert.npz")["error"]) == 2
+    assert not {path.suffix for path in Path("invert").iterdir()} & {".png", ".svg"}
+
+
+@pytest.mark.usefixtures("_no_pictures")
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
+)
+def test_a_signal_keeps_what_was_computed(
+    number: signal.Signals,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     inverse = Invertible.inverse
 
     def interrupted(net, y, tol=None, most=None):  # type: ignore[no-untyped-def]
-        if most == 4:
-            raise KeyboardInterrupt
+        if most == 3:
+            os.kill(os.getpid(), number)
         return inverse(net, y, tol, most)
 
-    monkeypatch.setattr(Invertible, "inverse", interrupted)
-    assert run(*SMALL) == 130
+    with monkeypatch.context() as patch:
+        patch.setattr(Invertible, "inverse", interrupted)
+        assert run(*SMALL) == code
     assert loaded("invert/invert.npz")["iterations"].tolist() == [1, 2, 3]
     assert json.loads(Path("invert/run.json").read_text())["finished"] is False
     assert "Stopped early" in capsys.readouterr().out
+    assert run(*SMALL) == 0
+    assert len(loaded("invert/invert.npz")["error"]) > 3
+    assert json.loads(Path("invert/run.json").read_text())["finished"] is True

@@ -284,3 +284,19 @@ def test_gaussians_without_a_closed_form_are_sent_to_particles(randn: Randn) -> 
         flow(Softmax(two_heads(randn)), normal, [0, 1.0], space=Sphere())
     with pytest.raises(TypeError, match="Particles or a Gaussian"):
         flow(Softmax(two_heads(randn)), torch.zeros(3, 2), [0, 1.0])
+
+
+@pytest.mark.parametrize("gaussian", [False, True])
+def test_heads_that_require_gradients_flow_like_those_that_do_not(gaussian: bool, randn) -> None:  # type: ignore[no-untyped-def]
+    a, v, x = randn(2, 2), randn(2, 2), randn(5, 2)
+    start = Gaussian(x.mean(0), x.mT @ x / 5) if gaussian else Particles(x)
+    plain, trained = (
+        flow(
+            Softmax(Heads.from_matrices(*(m.clone().requires_grad_(grad) for m in (a, v)))),
+            start,
+            [0, 0.1],
+        )
+        for grad in (False, True)
+    )
+    assert torch.equal(plain.cov, trained.cov)
+    assert not trained.cov.requires_grad

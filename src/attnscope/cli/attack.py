@@ -23,12 +23,12 @@ from attnscope.attention import Attention
 from attnscope.attention.softmax import Softmax
 from attnscope.bounds import check_covered
 from attnscope.cli._attack_results import Results
-from attnscope.cli._matrices import MATRICES, attention_of_matrices, load_array
 from attnscope.cli._watch import watched
 from attnscope.cli.measure import numbers
 from attnscope.files import write_atomically
 from attnscope.measure.store import run_record
 from attnscope.measures import Particles
+from attnscope.studies.matrices import MATRICES, attention_of_matrices, load_array
 
 RESULTS = "attack.json"
 BUDGETS = (0.001, 0.01, 0.1, 1.0)

@@ -81,7 +81,9 @@ def flow(
         progress,
         max_steps,
     )
-    run.through(segments)
+    # weights may require gradients, but the solver is SciPy's: nothing goes back through it
+    with torch.no_grad():
+        run.through(segments)
     return _trajectory(run, motion)
 
 

@@ -66,11 +66,6 @@ def test_a_longer_input_is_not_smoother(causal: bool, randn: Callable[..., Tenso
     assert longer(attention, mu, 2) is None
 
 
-def test_one_call_makes_one_figure(found: dict[bool, attacks.Curves]) -> None:
-    pytest.importorskip("matplotlib")
-    assert found[False].png().startswith(b"\x89PNG")
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_curves_without_points_or_bounds_are_refused() -> None:
     eye = torch.eye(2, dtype=torch.float64)

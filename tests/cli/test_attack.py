@@ -16,6 +16,8 @@ import torch
 
 from attnscope import Heads, Particles, Softmax, attacks, jacobian, spectral_norm
 from attnscope.cli import main
+from attnscope.studies import drawing
+from attnscope.studies.attack import searches
 
 SMALL = ["--tokens", "4", "--dim", "2", "--starts", "3", "--steps", "3"]
 
@@ -32,8 +34,8 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def record(folder: str) -> dict[str, Any]:
-    return json.loads((Path(folder) / "attack.json").read_text())
+def record(folder: str, name: str = "attack.json") -> dict[str, Any]:
+    return json.loads((Path(folder) / name).read_text())
 
 
 def test_matrices_are_attacked_and_everything_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,13 +59,12 @@ def test_matrices_are_attacked_and_everything_is_kept(capsys: pytest.CaptureFixt
         "0.5,1",
     ]
     assert run(*SMALL, *options, "--eps", "0.001", "--out", "found") == 0
-    files = sorted(path.name for path in Path("found").iterdir())
-    assert files == ["attack.json", "curves.png", "split.png", "worst.npz", "worst.png"]
-    assert all(
-        (Path("found") / name).read_bytes().startswith(b"\x89PNG")
-        for name in files
-        if name.endswith("png")
-    )
+    files = {path.name for path in Path("found").iterdir()}
+    assert files >= {"attack.json", "run.json", "worst.npz"}
+    for form, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        pictures = sorted(Path("found").glob(f"*.{form}"))
+        assert [path.stem for path in pictures] == ["curves", "split", "worst"]
+        assert all(path.read_bytes().startswith(start) for path in pictures)
     kept = record("found")
     attention = Softmax(Heads.from_matrices(torch.from_numpy(a), torch.from_numpy(v)))
     with np.load("found/worst.npz") as data:
@@ -86,7 +87,9 @@ def test_matrices_are_attacked_and_everything_is_kept(capsys: pytest.CaptureFixt
         (4, 0.5),
         (4, 1.0),
     ]
-    assert kept["finished"]
+    run_record = record("found", "run.json")
+    assert run_record["finished"]
+    assert run_record["options"]["scores"] == "a.npy"
     printed = capsys.readouterr().out
     assert "proved lower bound of the largest" in printed
     assert "gain of splitting" in printed
@@ -146,7 +149,7 @@ def test_a_layer_and_a_head_of_a_model(tmp_path: Path, capsys: pytest.CaptureFix
     capsys.readouterr()
     for wrong, message in (
         (["--layer", "7"], "layer must be"),
-        (["--head", "2"], "--head must be"),
+        (["--head", "2"], "the head must be from 0 to 1"),
         (["--tokens", "17"], "from 2 to 16"),
     ):
         assert run(*base, *wrong, "--out", "wrong") == 2
@@ -189,43 +192,84 @@ def test_a_mistake_is_one_sentence_and_exit_code_two(
     assert sorted(path.name for path in Path().iterdir()) == ["empty.npy", "wide.npy"]
 
 
-def test_results_are_not_replaced_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_of_other_options_are_not_replaced_unless_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawing, "available", lambda: False)
     assert run(*SMALL, "--only", "worst") == 0
-    assert run(*SMALL, "--only", "worst") == 2
+    assert run(*SMALL, "--only", "worst") == 0
+    assert "1 cells were there already" in capsys.readouterr().out
+    assert run(*SMALL, "--only", "split") == 2
     assert "--overwrite" in capsys.readouterr().err
-    assert run(*SMALL, "--only", "worst", "--overwrite") == 0
+    assert run(*SMALL, "--only", "split", "--overwrite") == 0
+    assert "worst" not in record("attack-softmax")
+    assert not (Path("attack-softmax") / "worst.npz").exists()
+
+
+def test_a_changed_matrix_file_is_another_run(capsys: pytest.CaptureFixture[str]) -> None:
+    for scores, code in ((np.eye(2), 0), (np.eye(2), 0), (2 * np.eye(2), 2)):
+        np.save("a.npy", scores)
+        assert run(*SMALL, "--scores", "a.npy", "--only", "split", "--out", "found") == code
+    assert "--overwrite" in capsys.readouterr().err
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, number: int) -> None:
+    """Send this process a signal at every step of a search."""
+    whole = getattr(place, name)
+
+    def interrupted(*arguments: Any, progress: Any, **options: Any) -> Any:
+        def told(fraction: float, value: float) -> bool:
+            os.kill(os.getpid(), number)
+            return bool(progress(fraction, value))
+
+        return whole(*arguments, progress=told, **options)
+
+    monkeypatch.setattr(place, name, interrupted)
 
 
 def test_ctrl_c_keeps_what_was_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = attacks.worst_case
-
-    def interrupted(*arguments: Any, progress: Any, **options: Any) -> Any:
-        def told(fraction: float, value: float) -> bool:
-            os.kill(os.getpid(), signal.SIGINT)
-            return bool(progress(fraction, value))
-
-        return whole(*arguments, progress=told, **options)
-
-    monkeypatch.setattr(attacks, "worst_case", interrupted)
-    assert (
-        run(
-            "--tokens",
-            "4",
-            "--dim",
-            "2",
-            "--starts",
-            "3",
-            "--steps",
-            "50",
-            "--only",
-            "worst",
-            "--out",
-            "kept",
-        )
-        == 130
-    )
-    assert not record("kept")["finished"]
+    interrupt(monkeypatch, attacks, "worst_case", signal.SIGINT)
+    options = ["--tokens", "4", "--dim", "2", "--starts", "3", "--steps", "50", "--only", "worst"]
+    assert run(*options, "--out", "kept") == 130
+    assert not record("kept", "run.json")["finished"]
     assert record("kept")["worst"]["value"] > 0
     assert "kept" in capsys.readouterr().out
+
+
+def test_the_same_command_goes_on_after_sigterm(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(drawing, "available", lambda: False)  # pictures take their time
+    options = [*SMALL, "--lengths", "2,4", "--radii", "0.5,1", "--seed", "3"]
+    assert run(*options, "--out", "whole") == 0
+    third = {"n": 4, "radius": 0.5}
+    with monkeypatch.context() as patched:
+        find = searches.next_point
+
+        def ended(attention: Any, n: int, radius: float, *others: Any) -> Any:
+            if {"n": n, "radius": radius} == third:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return find(attention, n, radius, *others)
+
+        patched.setattr(searches, "next_point", ended)
+        assert run(*options, "--out", "found") == 143
+    assert len(record("found")["curves"]) == 2
+    assert run(*options, "--out", "found") == 0
+    assert "4 cells were there already" in capsys.readouterr().out
+    assert record("found") == record("whole")
+
+
+def test_names_with_markup_are_names(capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in ("[red]a[", "["):
+        Path(folder).mkdir()
+    np.save("[red]a[/bold] $x.npy", np.eye(2))
+    np.save("[/].npy", np.array([[1.0, 0.0], [0.0, 1.0]]))
+    options = ["--scores", "[red]a[/bold] $x.npy", "--cloud", "[/].npy", "--out", "[out] [/b]"]
+    assert run(*SMALL, *options) == 0, capsys.readouterr().err
+    assert "In [out] [/b]: " in capsys.readouterr().out
+    assert run(*SMALL, *options, "--values", "[/b].npy") == 2
+    assert "there is no file [/b].npy" in capsys.readouterr().err
+    assert run("[/model]", *SMALL, "--out", "wrong") == 2
+    assert "Traceback" not in capsys.readouterr().err

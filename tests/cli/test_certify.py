@@ -23,6 +23,7 @@ import torch
 from attnscope.cli import main
 from attnscope.cli.certify import parsed_eps
 from attnscope.nets import Config, Transformer, load, save
+from attnscope.studies import drawing
 from attnscope.studies.certify import CertifyConfig, evaluation, study
 from attnscope.studies.certify.rows import NetworkRow
 from attnscope.studies.certify.summary import on_the_control
@@ -304,6 +305,8 @@ def test_the_same_command_goes_on_after_sigterm(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(drawing, "available", lambda: False)  # pictures take their time
+
     def certificates(out: Path) -> list[dict[str, Any]]:
         rows = [json.loads(line) for line in (out / "certificates.jsonl").read_text().splitlines()]
         return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in rows]

@@ -1,1 +1,0 @@
-"""What is left of the former package, until every command is a study."""

@@ -4,6 +4,7 @@ dense Jacobians in float64.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,8 @@ from architectures import ARCHITECTURES, Architecture
 from networks import loaded
 from torch import Tensor, nn
 
-from attnscope.models import PARTS, Model
+from attnscope.models import Model
+from attnscope.models._plain import Plain
 
 HERE = object()
 """Stands where a module is handed its tokens."""
@@ -109,7 +111,7 @@ def overheard(model: Model, case: Architecture, inputs: Tensor) -> tuple[Any, Te
     for name in dict.fromkeys(("", *case.wiring.attention.split(">")[:1])):
         module = block.get_submodule(name.strip())
         handles.append(module.register_forward_pre_hook(hear, with_kwargs=True))
-    with torch.no_grad(), model.plainly():
+    with torch.no_grad(), Plain(model.module)():
         name = model.module.main_input_name
         model.module(**{name: inputs})
     for handle in handles:
@@ -128,20 +130,100 @@ def dense(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def test_every_part_is_that_of_the_networks_own_modules(case: Architecture) -> None:
+    """Ours through the door, theirs with eager attention."""
     model = loaded(case.build())
     inputs = model.sample(5)
     assert inputs is not None
     assert model.layers == case.options.get("num_hidden_layers", model.layers)
     block, stream, told = overheard(model, case, inputs)
-    with model.plainly():
-        parts = by_hand(case, block, told)
-        assert set(parts) <= set(PARTS)
-        for part, (before, own) in parts.items():
-            x = model.tokens(inputs, case.layer, part)[0]
+    parts = by_hand(case, block, told)
+    for part, (before, own) in parts.items():
+        x = model.tokens(inputs, case.layer, part)[0]
+        with Plain(model.module)():
             with torch.no_grad():
                 assert (x - before(stream)[0]).abs().max() < 1e-6 * x.abs().max(), part
-            function = model.function(case.layer, part)
             expected = dense(lambda x: own(x[None])[0], x)  # noqa: B023
-            found = dense(function, x)
-            assert expected.abs().max() > 1e-3, part
-            assert (found - expected).abs().max() < 1e-6 * expected.abs().max(), part
+        found = dense(model.function(case.layer, part), x)
+        assert expected.abs().max() > 1e-3, part
+        assert (found - expected).abs().max() < 2e-6 * expected.abs().max(), part
+
+
+NOT_BEHIND = {
+    "bloom",
+    "gptj",
+    "gpt_neo",
+    "falcon",
+    "mpt",
+    "codegen",
+    "openai-gpt",
+    "rembert",
+    "roformer",
+    "megatron-bert",
+    "deberta",
+    "deberta-v2",
+    "mpnet",
+}
+MIXED = {"bitnet"}
+"""A norm over all heads stands before the output projection."""
+GATED = {"bitnet", "qwen3_next"}
+
+
+def projection(model: Model, block: Any) -> Any:
+    """The linear map that writes the heads, by its name."""
+    names = ("o_proj", "out_proj", "c_proj", "output.dense", "dense", "out_lin", "Wo", "o")
+    for name, part in block.named_modules():
+        if any(f".{name}".endswith(f".{own}") for own in names) and "mlp" not in name:
+            return part
+    raise AssertionError(block)
+
+
+def without_others(model: Model, case: Architecture, inputs: Tensor, head: int) -> Tensor:
+    """The Jacobian of the eager attention when the output projection reads one head only."""
+    silent = loaded(copy.deepcopy(model.module))
+    block, _, told = overheard(silent, case, inputs)
+    out = projection(silent, block)
+    count = silent.heads
+    columns = type(out).__name__ != "Conv1D"
+    with torch.no_grad():
+        weight = out.weight if columns else out.weight.T
+        size = weight.shape[1] // count
+        kept = torch.zeros(weight.shape[1], dtype=weight.dtype)
+        kept[head * size : (head + 1) * size] = 1
+        out.weight.copy_(weight * kept if columns else (weight * kept).T)
+    x = model.tokens(inputs, case.layer, "attention")[0]
+    attend = by_hand(case, block, told)["attention"][1]
+    with Plain(silent.module)():
+        return dense(lambda x: attend(x[None])[0], x)
+
+
+def test_one_head_the_coupling_and_the_bounds(case: Architecture) -> None:
+    name = next(name for name, known in ARCHITECTURES.items() if known is case)
+    model = loaded(case.build())
+    inputs = model.sample(5)
+    assert inputs is not None
+    assert model.tapped == (name not in NOT_BEHIND)
+    if not model.tapped:
+        with pytest.raises(ValueError, match="AttentionInterface"):
+            model.tap(case.layer, inputs[0])
+        return
+    tap = model.tap(case.layer, inputs[0])
+    rows = tap.coupling.sum(-1)
+    assert (rows <= 1 + 1e-12).all()
+    assert name == "gpt_oss" or (rows - 1).abs().max() < 1e-12
+    assert (tap.coupling >= 0).all()
+    x = model.tokens(inputs[0], case.layer)
+    top = float(torch.linalg.svdvals(model.jacobian(case.layer, inputs[0]).to_dense().detach())[0])
+    if name in GATED:
+        with pytest.raises(ValueError, match="no theorem covers"):
+            model.bounds(case.layer, inputs[0])
+    else:
+        for bound in model.bounds(case.layer, inputs[0]):
+            assert top <= bound.value <= 12 * top
+    if name in MIXED:
+        with pytest.raises(ValueError, match="mixed before they are added"):
+            model.jacobian(case.layer, inputs[0], head=1)
+    elif case.wiring.attention:
+        expected = without_others(model, case, inputs, 1)
+        found = model.jacobian(case.layer, inputs[0], head=1).to_dense()
+        assert found.shape == (x.numel(), x.numel())
+        assert (found - expected).abs().max() < 2e-6 * expected.abs().max()

@@ -6,9 +6,13 @@ from attnscope.models._jacobian import part_jacobian
 from attnscope.models._load import load
 from attnscope.models._parts import PARTS, Part
 from attnscope.models._perturbation import Duplication, Perturbation, Step
+from attnscope.models._table import ARCHITECTURES, COLUMNS, table
+from attnscope.models._tapping import Tap
 from attnscope.models.door import register_attention
 
 __all__ = [
+    "ARCHITECTURES",
+    "COLUMNS",
     "PARTS",
     "Duplication",
     "Model",
@@ -16,8 +20,10 @@ __all__ = [
     "Part",
     "Perturbation",
     "Step",
+    "Tap",
     "families",
     "load",
     "part_jacobian",
+    "table",
     "register_attention",
 ]

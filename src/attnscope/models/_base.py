@@ -17,6 +17,7 @@ and parametrisations count.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -29,22 +30,24 @@ from torch import Tensor, nn
 
 from attnscope.attention import Heads
 from attnscope.attention.softmax import Softmax
-from attnscope.models._layers import Layers
+from attnscope.bounds import Bounds
+from attnscope.measures import Particles
 from attnscope.models._parts import Part, check_part
 from attnscope.models._perturbation import Perturbation
+from attnscope.models._reading import Encoder, Reader
 from attnscope.models._rebuilt import difference, radius_holds
 from attnscope.models._stack import attentions
+from attnscope.models._tapping import Tap, bounds_at, check_heads, tap
+from attnscope.models._taps import alone, listening
+from attnscope.operators import LinearOperator
 from attnscope.validation import described
-
-Encoder = Callable[[str], Sequence[int]]
-"""Turns a text into token ids, without special tokens."""
 
 
 class ModelNotice(UserWarning):
     """Something about a model that the reader of its numbers should know."""
 
 
-class Model(Layers):
+class Model(Reader):
     """A network whose layers are maps on tokens. `module` is the network itself, in eval mode and
     never changed.
     """
@@ -56,9 +59,9 @@ class Model(Layers):
     """Whether the norm stands before the attention, or after the residual."""
 
     def __init__(self, module: nn.Module, name: str, encoder: Encoder | None = None) -> None:
-        super().__init__(module, name)
-        self._encoder = encoder
+        super().__init__(module, name, encoder)
         self._told: set[int] = set()
+        self._double: Model | None = None
 
     # What a family writes.
 
@@ -138,13 +141,17 @@ class Model(Layers):
         """The attention that the weights of this layer spell, whatever its modules make of it."""
         return Softmax(self.layer_heads(layer), causal=self.causal)
 
-    def function(self, layer: int, part: Part = "attention") -> Callable[[Tensor], Tensor]:
+    def function(
+        self, layer: int, part: Part = "attention", head: int | None = None
+    ) -> Callable[[Tensor], Tensor]:
         """A part of this layer as a differentiable map (..., n, d) -> (..., n, d), evaluated by the
-        model's own modules.
+        model's own modules; with a head, what that head alone adds to the attention.
         """
         self._check_layer(layer)
         check_part(part)
         self.check_still()
+        if head is not None:
+            return self._one_head(layer, part, head)
 
         def layer_part(x: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack n d"]:
             if x.ndim < 2 or x.shape[-1] != self.dim:
@@ -157,6 +164,96 @@ class Model(Layers):
                 return self._each(partial(running.apply, part), x).reshape(x.shape)
 
         return layer_part
+
+    def _one_head(self, layer: int, part: Part, head: int) -> Callable[[Tensor], Tensor]:
+        if part != "attention":
+            raise ValueError(f"single heads are of the part attention only, got part {part!r}.")
+        if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < self.heads:
+            raise ValueError(
+                f"head must be a whole number from 0 to {self.heads - 1} ({self.name} has"
+                f" {self.heads}), got {head!r}."
+            )
+        if self.rebuilt(layer):
+            made = self.from_weights(layer)
+            one = Softmax(made.heads.select(head), causal=made.causal)
+            return lambda x: one(x, Particles(x))
+        self._check_tapped(layer)
+        check_heads(self, layer)
+        whole = self.function(layer, "attention")
+
+        def single(x: Tensor) -> Tensor:
+            with listening(alone(head)):
+                return whole(x)
+
+        return single
+
+    def _check_tapped(self, layer: int) -> None:
+        if not self.tapped or self._anatomy(layer, self.usual_length).core is None:
+            raise ValueError(
+                f"the attention of layer {layer} of {self.name} does not go through transformers'"
+                " AttentionInterface, so its heads cannot be seen."
+            )
+
+    def jacobian(
+        self,
+        layer: int,
+        source: str | Tensor,
+        part: Part = "attention",
+        head: int | None = None,
+    ) -> LinearOperator:
+        """The derivative of a part of this layer, or of one of its heads, at the tokens of a text.
+
+        A model in float32 finishes lower bounds with products of its copy in float64.
+
+        Args:
+            layer: its number, from 0.
+            source: what `tokens` takes; a stack gives a stack of operators.
+            part: which part.
+            head: a single head of the part attention.
+
+        Returns:
+            The operator, at `tokens(source, layer, part)`.
+        """
+        from attnscope.models._jacobian import head_jacobian, part_jacobian
+
+        x = self.tokens(source, layer, part)
+        if head is not None:
+            return head_jacobian(self, layer, x, head)
+        return part_jacobian(self, layer, part, x, self.doubled())
+
+    def doubled(self) -> Model | None:
+        """The same model in float64; None if it is that already."""
+        if self.dtype == torch.float64:
+            return None
+        if self._double is None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ModelNotice)
+                module = copy.deepcopy(self.module).to(torch.float64)
+                self._double = type(self)(module, self.name, self._encoder)
+        return self._double
+
+    def tap(self, layer: int, source: str | Tensor) -> Tap:
+        """The coupling of every head of this layer on one text, and its statistics: the token that
+        is read most, the entropy, the largest score.
+        """
+        x = self._tappable(layer, source)
+        return tap(self, layer, x)
+
+    def bounds(self, layer: int, source: str | Tensor) -> Bounds:
+        """Proved bounds on the derivative of the attention of this layer at one text, for any model
+        behind the door; in float64.
+        """
+        model = self.doubled() or self
+        x = self._tappable(layer, source).double()
+        model._check_tapped(layer)
+        return bounds_at(model, layer, x)
+
+    def _tappable(self, layer: int, source: str | Tensor) -> Float[Tensor, "n d"]:
+        x = self.tokens(source, layer, "attention")
+        self._check_tapped(layer)
+        if x.ndim != 2:
+            raise ValueError(f"a tap hears one sequence, got {described(source)}.")
+        return x
 
     def tokens(
         self, source: str | Tensor, layer: int, part: Part = "attention"
@@ -208,24 +305,6 @@ class Model(Layers):
 
         return perturb(self, layer, source, eps, part)
 
-    def encode(self, text: str) -> Int[Tensor, " n"]:
-        """The token ids of a text, tokenised once without special tokens."""
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"the text must be a string with words in it, got {described(text)}.")
-        if self._sees_images:
-            raise ValueError(
-                f"{self.name} reads images, not texts: pass a tensor of pixels to model.tokens."
-            )
-        if self._encoder is None:
-            raise ValueError(
-                f"{self.name} came without a tokenizer: pass a tensor of token ids instead of a"
-                " text."
-            )
-        ids = torch.tensor(list(self._encoder(text)), dtype=torch.long, device=self.device)
-        if not len(ids):
-            raise ValueError("the tokenizer found no token in the text.")
-        return ids
-
     def norm_radius(self, layer: int) -> float | None:
         r"""A proved bound on the token norm at the attention input, or None where the norm is not
         the last to touch the tokens (a hook may follow it).
@@ -240,28 +319,6 @@ class Model(Layers):
         bias = getattr(norm, "bias", None)
         shift = 0.0 if bias is None else float(bias.detach().double().norm())
         return float(gain.numel() ** 0.5 * gain.abs().max()) + shift
-
-    def _inputs(self, source: str | Tensor) -> tuple[Tensor, bool]:
-        """A (B, n) stack of ids the model can take, and whether it came as a stack."""
-        ids = self.encode(source) if isinstance(source, str) else source
-        if (
-            not isinstance(ids, Tensor)
-            or ids.dtype not in (torch.int64, torch.int32)
-            or ids.ndim not in (1, 2)
-            or not ids.numel()
-        ):
-            raise ValueError(
-                "tokens needs a text, or whole-number ids of shape (n,) or (B, n), got"
-                f" {described(source)}."
-            )
-        self._check_length(ids.shape[-1])
-        vocabulary = int(self.config.vocab_size)
-        if ids.min() < 0 or ids.max() >= vocabulary:
-            raise ValueError(
-                f"ids must lie in 0..{vocabulary - 1}, got values from {int(ids.min())} to"
-                f" {int(ids.max())}."
-            )
-        return ids.to(self.device).reshape(-1, ids.shape[-1]), ids.ndim == 2
 
     def _check_layer(self, layer: int) -> None:
         if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < self.layers:

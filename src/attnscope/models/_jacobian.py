@@ -63,6 +63,19 @@ def part_jacobian(
     )
 
 
+def head_jacobian(
+    model: Model, layer: int, x: Float[Tensor, "*stack n d"], head: int
+) -> LinearOperator:
+    """The derivative of what one head adds to the attention, at tokens x."""
+    function = model.function(layer, "attention", head)
+    if model.rebuilt(layer):
+        made = model.from_weights(layer)
+        return jacobian(Softmax(made.heads.select(head), causal=made.causal), Particles(x))
+    double = model.doubled()
+    exact = None if double is None else double.function(layer, "attention", head)
+    return jacobian(function, x, x.ndim - 2, double=exact)
+
+
 def _with_norm(
     attention: Softmax, norm: nn.Module, pre_norm: bool, part: Part, x: Float[Tensor, "*stack n d"]
 ) -> LinearOperator:

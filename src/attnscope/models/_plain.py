@@ -26,6 +26,13 @@ class Plain:
             for config in {id(owner): owner for owner in owners}.values()
             if hasattr(config, "_experts_implementation_internal")
         ]
+        self._doors: list[Any] = [
+            config
+            for config in {id(owner): owner for owner in owners}.values()
+            if hasattr(config, "_attn_implementation_internal")
+        ]
+        self.door: str | None = None
+        """The attention that these models are to use; None leaves them their own."""
         self._compiled = any(
             hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None
             for part in module.modules()
@@ -34,11 +41,15 @@ class Plain:
     @contextmanager
     def __call__(self) -> Iterator[None]:
         before = [config._experts_implementation_internal for config in self._configs]
+        doors = [config._attn_implementation_internal for config in self._doors]
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
             for config in self._configs:
                 config._experts_implementation_internal = "eager"
+            if self.door is not None:
+                for config in self._doors:
+                    config._attn_implementation_internal = self.door
             with ExitStack() as stack:
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
                 if self._compiled:
@@ -46,5 +57,7 @@ class Plain:
                 yield
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
+            for config, kind in zip(self._doors, doors, strict=True):
+                config._attn_implementation_internal = kind
             for config, kind in zip(self._configs, before, strict=True):
                 config._experts_implementation_internal = kind

@@ -45,12 +45,12 @@ def difference(model: Model, layer: int) -> str:
             f"the weights of layer {layer} of {model.name} cannot be read as heads"
             f" ({str(error).splitlines()[0]})"
         )
-    gap = max(_gap(ours, theirs) for ours, theirs in pairs)
-    if gap <= ROUNDING[model.dtype]:
+    off = max(gap(ours, theirs) for ours, theirs in pairs)
+    if off <= ROUNDING[model.dtype]:
         return ""
     return (
         f"the modules of layer {layer} of {model.name} compute something else than their weights"
-        f" spell (they differ by {gap:.0%} on random tokens): there is an adapter, a hook or a"
+        f" spell (they differ by {off:.0%} on random tokens): there is an adapter, a hook or a"
         " parametrisation"
     )
 
@@ -71,7 +71,7 @@ def radius_holds(model: Model, layer: int) -> bool:
     with torch.no_grad():
         return any(
             value.shape == read.shape
-            and _gap(norm_value(norm, value), read) <= ROUNDING[model.dtype]
+            and gap(norm_value(norm, value), read) <= ROUNDING[model.dtype]
             for value in came
         )
 
@@ -98,7 +98,7 @@ def _with_norm(model: Model, norm: nn.Module, spelled: Any, x: Tensor) -> Tensor
     return norm_value(norm, x + spelled(x, Particles(x)))
 
 
-def _gap(ours: Tensor, theirs: Tensor) -> float:
+def gap(ours: Tensor, theirs: Tensor) -> float:
     size = float(theirs.abs().max())
     if not torch.isfinite(ours).all() or not torch.isfinite(theirs).all() or size == 0:
         return 0.0 if torch.equal(ours, theirs) else float("inf")

@@ -15,9 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnscope.attention import Heads
-from attnscope.models._base import Encoder, Model, ModelNotice
+from attnscope.models._base import Model, ModelNotice
 from attnscope.models._catch import cause
 from attnscope.models._parts import Part
+from attnscope.models._reading import Encoder
 from attnscope.models._stack import attentions, layers_of, sample
 from attnscope.validation import described
 
@@ -65,7 +66,7 @@ class Generic(Model):
             return layers_of(self.module, None)
         try:
             with self.plainly():
-                return layers_of(self.module, lambda: self._run(first))
+                return layers_of(self.module, lambda: self.run(first))
         except (RuntimeError, TypeError, AttributeError, KeyError, IndexError) as error:
             kind = self.module.main_input_name
             raise ValueError(
@@ -170,9 +171,9 @@ class Generic(Model):
                 )
                 return
 
-    def _run(self, inputs: Tensor) -> None:
+    def run(self, inputs: Tensor) -> None:
         if hasattr(self.module, "main_input_name"):
-            super()._run(inputs)
+            super().run(inputs)
         else:
             x = self._ordered(inputs)
             self.module(*[x] * (3 if isinstance(self.module, nn.MultiheadAttention) else 1))

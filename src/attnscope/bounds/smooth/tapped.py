@@ -46,7 +46,7 @@ class Tapped:
 
     @cached_property
     def allowance(self) -> float:
-        """For rounding: what the scores err by, absolutely, is the relative error of the coupling."""
+        """For rounding: the coupling errs relatively by what the scores err absolutely."""
         longest = [torch.linalg.vector_norm(part, dim=-1).max() for part in (self.query, self.key)]
         scores = abs(self.scale) * (longest[0] + longest[1]) ** 2
         return SLACK + float(64 * torch.finfo(self.query.dtype).eps * scores)

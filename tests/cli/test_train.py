@@ -78,6 +78,21 @@ def test_train_leaves_a_network_its_control_and_a_log(
     ]
 
 
+def test_names_with_markup_are_names(
+    stripes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "[red]a[/bold] $x"
+    place.mkdir(parents=True)
+    data = Path(stripes).rename(place / "[b] $y.npz")
+    options = ["--data", str(data), *SMALL, "--steps", "1", "--out", str(place / "[/out]")]
+    assert run(*options) == 0, capsys.readouterr().err
+    assert f"In {place / '[/out]'}: network.safetensors" in capsys.readouterr().out
+    assert run(*options, "--resume") == 0
+    assert f"{place / '[/out]'} is finished already." in capsys.readouterr().out
+    assert run("--data", "[/b].npz", *SMALL) == 2
+    assert "there is no data set '[/b].npz'" in capsys.readouterr().err
+
+
 def test_the_same_seed_gives_the_same_files(stripes: str, tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert (

@@ -6,6 +6,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from attnscope.attention import Attention
 from attnscope.bounds import Theorem, theorems
@@ -52,5 +53,5 @@ def command(
     for column in COLUMNS:
         table.add_column(column, no_wrap=column in ("theorem", "where"), overflow="fold")
     for row in rows():
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # brackets are no markup
     Console().print(table)

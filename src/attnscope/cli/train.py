@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     TaskProgressColumn,
@@ -118,7 +119,7 @@ def command(
     torch.set_num_threads(threads)
     folder = Path(out or f"train-{Path(data).stem}-{attention}")
     _check_folder(folder, resume, overwrite)
-    with console.status(f"Loading {data} ..."):
+    with console.status(f"Loading {escape(data)} ..."):
         train, held_out = _data(data, watched)
     recipe = _recipe(options, train)
     runs = [(recipe, folder)] + (
@@ -127,7 +128,7 @@ def command(
     for each, place in runs:
         stored = (place / STATE).exists()
         if resume and not stored and (place / "config.json").exists():
-            console.print(f"{place} is finished already.", soft_wrap=True, highlight=False)
+            say(console, f"{place} is finished already.")
             continue
         go_on = resume and (stored or place == folder)
         stop = Stop(lambda sentence: say(console, sentence))
@@ -299,6 +300,4 @@ def _show(console: Console, recipe: Recipe, looked: Look, folder: Path) -> None:
         norms = ["  ".join(f"{norm:.2f}" for norm in layer) for layer in looked.content_norms]
         table.add_row("norm of A, layer by layer", "\n".join(norms))
     console.print(table)
-    console.print(
-        f"In {folder}: network.safetensors, config.json, {LOG}", soft_wrap=True, highlight=False
-    )
+    say(console, f"In {folder}: network.safetensors, config.json, {LOG}")

@@ -102,7 +102,7 @@ class Model(Reader):
 
         Compared on random tokens whenever it is asked: an adapter, a hook or a parametrisation
         makes another map of the same weights. Where it is False the layer's own modules are
-        differentiated, without single heads or bounds, and a `ModelNotice` says so once.
+        differentiated, without bounds on a ball, and a `ModelNotice` says so once.
         """
         self._check_layer(layer)
         if not self.readable(layer):
@@ -111,8 +111,7 @@ class Model(Reader):
         if found and layer not in self._told:
             self._told.add(layer)
             warnings.warn(
-                f"{found}. Its own modules are differentiated instead, without single heads or"
-                " bounds.",
+                f"{found}. Its own modules are differentiated instead, without bounds on a ball.",
                 ModelNotice,
                 stacklevel=2,
             )
@@ -159,8 +158,8 @@ class Model(Reader):
                     f"{part} of layer {layer} needs tokens of shape (..., n, {self.dim}), got"
                     f" {described(x)}."
                 )
+            running = self._running(layer, x.shape[-2])
             with self.plainly():
-                running = self._running(layer, x.shape[-2])
                 return self._each(partial(running.apply, part), x).reshape(x.shape)
 
         return layer_part
@@ -268,7 +267,7 @@ class Model(Reader):
         check_part(part)
         self.check_still()
         inputs, stacked = self._inputs(source)
-        with torch.no_grad(), self.plainly():
+        with torch.no_grad():
             x = self._hidden(inputs, layer, part)
         return x if stacked else x[0]
 

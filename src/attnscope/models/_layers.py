@@ -74,8 +74,10 @@ class Layers(ABC):
         """The input point of a part when the residual stream before the layer is x."""
         if part not in ("attention", "mlp"):
             return x
+        # Known before the context begins: the first run decides which attention it is.
+        running = self._running(layer, x.shape[-2])
         with torch.no_grad(), self.plainly():
-            return self._each(partial(self._running(layer, x.shape[-2]).entry, part), x)
+            return self._each(partial(running.entry, part), x)
 
     def read(self, layer: int, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         """What the attention of this layer reads when the stream is x; x itself where a layer has
@@ -202,7 +204,8 @@ class Layers(ABC):
         seen = self._learn(inputs[:1])
         if len(inputs) == 1:
             return seen[layer]
-        return self._ordered(tokens_at(self.blocks, layer, lambda: self.run(inputs)))
+        with self.plainly():
+            return self._ordered(tokens_at(self.blocks, layer, lambda: self.run(inputs)))
 
     def _hidden(self, inputs: Tensor, layer: int, part: Part) -> Float[Tensor, "b n d"]:
         return self.entry(layer, self.stream(inputs, layer), part)

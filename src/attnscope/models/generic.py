@@ -54,7 +54,7 @@ class Generic(Model):
         warnings.warn(
             f"the architecture of {name} is not known: its {len(self._blocks)} layers of type"
             f" {kinds} were found by their structure and are differentiated through"
-            " their own modules, without heads or bounds."
+            " their own modules, without heads or bounds from their weights."
             + f" Layers {', '.join(map(str, without))} have no attention."
             * bool(without),
             ModelNotice,

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from attnscope.cli._options import numbers
 from attnscope.cli._run import OUT, OVERWRITE, execute, folder_of, say
 from attnscope.models import PARTS
 from attnscope.studies import Workbench
@@ -137,24 +138,3 @@ def _loaded(console: Console, config: MeasureConfig) -> Workbench:
             " left out.",
         )
     return workbench
-
-
-def numbers(name: str, given: str) -> list[int]:
-    """Whole numbers and start:stop:step ranges, separated by commas; sorted, each once."""
-    found: set[int] = set()
-    for piece in given.split(","):
-        try:
-            ends = [int(end) for end in piece.split(":")]
-        except ValueError:
-            raise ValueError(
-                f"{name} takes whole numbers and start:stop:step ranges such as 2:100:2 or 0,6, got"
-                f" {given!r}."
-            ) from None
-        if len(ends) > 3 or (len(ends) == 3 and ends[2] < 1):
-            raise ValueError(
-                f"{name} takes ranges start:stop:step with a step of at least 1, got {piece!r}."
-            )
-        found |= {ends[0]} if len(ends) == 1 else set(range(*ends))
-    if not found:
-        raise ValueError(f"{name} {given!r} holds no number: the stop of a range is not included.")
-    return sorted(found)

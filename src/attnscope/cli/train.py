@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from attnscope.attention import variants
+from attnscope.cli._options import fraction
 from attnscope.cli._run import say
 from attnscope.data.pictures import Images
 from attnscope.nets import Config
@@ -203,7 +203,7 @@ def _recipe(options: dict[str, Any], train: Images) -> Recipe:
     return Recipe(
         config,
         loss=options["loss"],
-        eps=_number(options["eps"]),
+        eps=fraction("--eps", options["eps"]),
         steps=options["steps"],
         minutes=minutes,
         batch=options["batch"],
@@ -230,15 +230,6 @@ def _patch(height: int, width: int) -> int:
             f"no patch tiles images of {height} x {width} pixels: crop them, or pass --patch 1."
         )
     return fitting[0]
-
-
-def _number(text: str) -> float:
-    try:
-        return float(Fraction(text.strip()))
-    except (ValueError, ZeroDivisionError) as error:
-        raise ValueError(
-            f"--eps must be a number or a fraction such as 36/255, got {text!r}."
-        ) from error
 
 
 @contextmanager

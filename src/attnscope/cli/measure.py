@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,9 +13,11 @@ from rich.markup import escape
 
 from attnscope.cli._options import numbers
 from attnscope.cli._run import OUT, OVERWRITE, execute, folder_of, say
-from attnscope.models import PARTS
+from attnscope.data import read_ids
+from attnscope.models import PARTS, Model
 from attnscope.studies import Workbench
 from attnscope.studies.measure import Measure, MeasureConfig
+from attnscope.studies.measure.door import put_text
 from attnscope.studies.measure.sweep import needs_double, text_ids
 from attnscope.studies.workbench import DTYPES
 
@@ -25,6 +28,13 @@ def command(
     ),
     text: str = typer.Option(
         "alice", help='A text file, "alice" (in Wonderland) or "python-docs" (ships with Python).'
+    ),
+    ids: str | None = typer.Option(
+        None,
+        help=(
+            "Token ids instead of a text, for a model without a tokenizer: a .npy file, or whole"
+            " numbers in a text file."
+        ),
     ),
     layers: str = typer.Option(
         "all", help='Which layers: "all", or numbers and ranges such as 0,6 or 0:12:2.'
@@ -83,13 +93,19 @@ def command(
     if threads is not None:
         torch.set_num_threads(threads)
     config, console = _config(options), Console()
+    workbench = Workbench()
+    if ids is None:
+        workbench.text(text)
+    else:
+        config = replace(config, text=put_text(workbench, model, read_ids(ids)))
+    _load(console, config, workbench)
     outcome = execute(
         Measure(),
         config,
         folder=folder_of(out, "measure", model),
         overwrite=overwrite,
         options=options,
-        workbench=_loaded(console, config),
+        workbench=workbench,
         console=console,
     )
     if not outcome.finished:
@@ -115,17 +131,15 @@ def _config(options: dict[str, Any]) -> MeasureConfig:
     )
 
 
-def _loaded(console: Console, config: MeasureConfig) -> Workbench:
-    """A workbench with the model and the text on it; what a reader should know is printed."""
-    workbench = Workbench()
+def _load(console: Console, config: MeasureConfig, workbench: Workbench) -> None:
+    """Put the model and the text on the workbench; what a reader should know is printed."""
     with (
         warnings.catch_warnings(record=True) as notices,
         console.status(f"Loading {escape(config.model)} ..."),
     ):
         warnings.simplefilter("always")
-        workbench.text(config.text)
         model = workbench.model(config.model, config.device, config.dtype)
-        text_ids(workbench, model, config.text)
+        _tokenise(workbench, model, config.text)
         if needs_double(model, config.part):
             workbench.model(config.model, config.device, "float64")
     for notice in {str(notice.message) for notice in notices}:
@@ -137,4 +151,12 @@ def _loaded(console: Console, config: MeasureConfig) -> Workbench:
             "Note: the heads of this model cannot be rebuilt, so single heads and proved bounds are"
             " left out.",
         )
-    return workbench
+
+
+def _tokenise(workbench: Workbench, model: Model, text: str) -> None:
+    try:
+        text_ids(workbench, model, text)
+    except ValueError as error:
+        if "without a tokenizer" not in str(error):
+            raise
+        raise ValueError(f"{model.name} came without a tokenizer: pass --ids FILE.") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from attnscope.data._set import Images, from_arrays, part
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"}
 DEEP = {"I", "I;16", "I;16B", "I;16L", "F"}
 """Modes of Pillow with more than 8 bits per channel."""
+MOST_PIXELS = 2**22
+"""Of a picture; no network here reads more."""
 
 
 def holds(path: Path) -> bool:
@@ -100,10 +103,16 @@ def _picture(file: Path) -> NDArray[Any]:
     from PIL import Image
 
     try:
-        with Image.open(file) as picture:
+        with warnings.catch_warnings(), Image.open(file) as picture:
+            warnings.simplefilter("ignore")  # of a size that is refused below
             if picture.mode in DEEP:
                 raise ValueError(
                     f"{str(file)!r} has more than 8 bits per channel: convert it to 8 bits first."
+                )
+            if picture.width * picture.height > MOST_PIXELS:
+                raise ValueError(
+                    f"{str(file)!r} is {picture.width} x {picture.height} pixels, more than the"
+                    f" {MOST_PIXELS} that are read: make it smaller."
                 )
             return np.asarray(picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB"))
     except (OSError, SyntaxError, EOFError, Image.DecompressionBombError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +83,13 @@ def _load(path: Path) -> Arrays:
                 if key in CLASSES
                 or key.removesuffix("_train").removesuffix("_test") in PIXELS + LABELS
             ]
-            return {key: file[key] for key in wanted}
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        KeyError,
-        SyntaxError,
-        NotImplementedError,
-        zlib.error,
-        zipfile.BadZipFile,
-    ) as error:
+            return {key: np.asarray(file[key]) for key in wanted}
+    except MemoryError as error:
+        raise ValueError(
+            f"{str(path)!r} promises more numbers than the machine can hold: it is damaged, or must"
+            " be cut into smaller files."
+        ) from error
+    except Exception as error:  # a damaged or encrypted archive can end in any exception
         objects = "pickle" in str(error)
         problem = (
             "holds objects, which are pickles and not read"
@@ -122,7 +117,8 @@ def _pair(arrays: Arrays, end: str, path: Path) -> tuple[NDArray[Any], NDArray[A
             f" {', '.join(arrays) or 'neither'}."
         )
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if labels.dtype.kind not in "ui" or labels.shape != pixels.shape[:1] or not len(labels):
+    matching = labels.ndim == 1 and labels.shape == pixels.shape[:1] and labels.size > 0
+    if labels.dtype.kind not in "ui" or not matching:
         raise ValueError(
             f"{str(path)!r}: labels must be whole numbers, one for each image, got {labels.dtype}"
             f" of shape {labels.shape}."

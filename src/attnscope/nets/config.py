@@ -13,6 +13,8 @@ from attnscope.validation import check_positive, described
 
 KINDS = ("classifier", "language")
 MLPS = ("sll", "convex", "residual", "none")
+DEEPEST = 10_000
+"""Layers; beyond this, building them would take longer than anyone waits."""
 ACTIVATIONS = ("quadratic", "softplus", "relu")
 
 
@@ -91,7 +93,12 @@ class Config:
                 raise ValueError(
                     f"{name} must be true or false, got {described(getattr(self, name))}."
                 )
-        if not isinstance(self.options, Mapping):
+        if self.depth > DEEPEST:
+            raise ValueError(f"depth must be at most {DEEPEST}, got {described(self.depth)}.")
+        numbers = isinstance(self.options, Mapping) and all(
+            isinstance(value, int | float) for value in self.options.values()
+        )
+        if not numbers:
             raise ValueError(
                 f"options must be a mapping of names to numbers, got {described(self.options)}."
             )
@@ -137,6 +144,19 @@ class Config:
     def tokens(self) -> int:
         """How many tokens an image, or the longest sentence, has."""
         return self.grid[0] * self.grid[1]
+
+    def least_numbers(self) -> int:
+        """How many weights such a network has at least, without building it: its matrices."""
+        pixels = None if self.image is None else self.image[0] * self.side**2
+        embedding = self.dim * (self.outputs if pixels is None else pixels) + self.tokens * self.dim
+        layer = 0
+        if self.attention != "none":
+            layer += 2 * self.heads * self.dim * (self.head_dim + self.value_dim)
+            layer += self.heads * self.tokens**2 if self.position_bias else 0
+        if self.mlp != "none":
+            layer += self.hidden * self.dim
+        head = self.outputs * self.dim * (self.tokens if self.pooling == "flatten" else 1)
+        return embedding + self.depth * layer + head
 
     def as_dict(self) -> dict[str, Any]:
         """What goes into a JSON file."""

@@ -68,7 +68,14 @@ def load(folder: str | Path) -> Transformer:
             " both files again."
         )
     _check_finite(state, f"{str(path)!r}")
-    network = Transformer(config)
+    # before it is built: a description may ask for more than any machine holds
+    held = sum(tensor.numel() for tensor in state.values())
+    if config.least_numbers() > held:
+        raise ValueError(
+            f"{str(path)!r} does not hold the network of {DESCRIPTION}: it has {held} numbers, the"
+            f" network at least {config.least_numbers()}."
+        )
+    network = _built(config, path)
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in state.items()}
     if expected != found:
@@ -79,8 +86,24 @@ def load(folder: str | Path) -> Transformer:
             f"{str(path)!r} does not hold the network of {DESCRIPTION}: {', '.join(wrong[:4])}"
             " missing, left over or misshaped."
         )
-    network.to(next(iter(state.values())).dtype).load_state_dict(state)
+    kinds = {tensor.dtype for tensor in state.values()}
+    if kinds not in ({torch.float32}, {torch.float64}):
+        raise ValueError(
+            f"{str(path)!r} must hold float32 or float64 numbers, all of one kind, got"
+            f" {', '.join(sorted(map(str, kinds)))}."
+        )
+    network.to(kinds.pop()).load_state_dict(state)
     return network
+
+
+def _built(config: Config, path: Path) -> Transformer:
+    try:
+        return Transformer(config)
+    except TypeError as error:  # the options of its attention
+        raise ValueError(
+            f"the {DESCRIPTION} beside {str(path)!r} describes no network ({error}): copy the file"
+            " again."
+        ) from error
 
 
 def shipped(name: str = "digits") -> Path:
@@ -105,7 +128,7 @@ def describe(folder: str | Path) -> dict[str, Any]:
             f"{str(folder)!r} holds no network: {DESCRIPTION} cannot be read"
             f" ({error.strerror or error})."
         ) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers of too many digits
         raise ValueError(f"{str(path)!r} is not JSON ({error}): copy the file again.") from error
     if not isinstance(description, dict) or description.get("format") != "attnscope network":
         raise ValueError(f"{str(path)!r} does not describe a network of attnscope.")

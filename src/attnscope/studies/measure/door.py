@@ -59,7 +59,7 @@ def measure(
         plain["dtype"] = str(plain["dtype"]).removeprefix("torch.")
     workbench = Workbench()
     name, kind = _with_model(workbench, model, plain)
-    text = _with_text(workbench, name, texts)
+    text = put_text(workbench, name, texts)
     config = MeasureConfig(name, text, lengths=tuple(int(n) for n in lengths), **(plain | kind))
     place = None if folder is None else Path(folder)
     return run(Measure(), config, folder=place, overwrite=overwrite, workbench=workbench).table
@@ -91,7 +91,7 @@ def _with_model(
     return live.name, kind
 
 
-def _with_text(workbench: Workbench, model: str, texts: Texts) -> str:
+def put_text(workbench: Workbench, model: str, texts: Texts) -> str:
     """Put a text or ids on the workbench; the name under which they are there."""
     if isinstance(texts, Path) or (isinstance(texts, str) and texts in NAMED):
         return str(texts)

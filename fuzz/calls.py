@@ -24,10 +24,38 @@ from fuzz import hostile
 from fuzz.children import NAN_FOUND
 
 ALLOWED = (TypeError, ValueError, OverflowError, ImportError)
-ROOMS = ("attacks", "attention", "bounds", "data", "flows", "measures", "norms", "operators", "transport")
+ROOMS = (
+    "attacks",
+    "attention",
+    "bounds",
+    "data",
+    "flows",
+    "measures",
+    "norms",
+    "operators",
+    "transport",
+)
 APART = {"load", "measure", "register_attention", "theorem", "images"}
 """They read files, for which there are cases of their own, or change the process."""
-SCALES = (1.0, 1.0, 1.0, 1e-3, 10.0, 1e3, 1e8, 1e38, 1e100, 1e155, 1e200, 1e308, 1e-30, 1e-160, 1e-200, 5e-324, 0.0)
+SCALES = (
+    1.0,
+    1.0,
+    1.0,
+    1e-3,
+    10.0,
+    1e3,
+    1e8,
+    1e38,
+    1e100,
+    1e155,
+    1e200,
+    1e308,
+    1e-30,
+    1e-160,
+    1e-200,
+    5e-324,
+    0.0,
+)
 Call = Callable[..., Any]
 
 
@@ -42,7 +70,9 @@ def warm() -> None:
 
         rng = Random(0)
         mu = _particles(rng, 1.0)
-        attention = asc.Softmax(asc.Heads.from_matrices(torch.eye(2).double(), torch.eye(2).double()))
+        attention = asc.Softmax(
+            asc.Heads.from_matrices(torch.eye(2).double(), torch.eye(2).double())
+        )
         asc.spectral_norm(asc.jacobian(attention, mu))
         asc.flow(attention, mu, [0.0, 0.1])
 
@@ -281,7 +311,11 @@ def _numbers(result: Any, depth: int = 0) -> Iterator[Any]:
 
 def _is_nan(number: Any) -> bool:
     if isinstance(number, torch.Tensor):
-        if number.is_meta or number.is_sparse or not (number.is_floating_point() or number.is_complex()):
+        if (
+            number.is_meta
+            or number.is_sparse
+            or not (number.is_floating_point() or number.is_complex())
+        ):
             return False
         return bool(number.detach().isnan().any())
     array = np.asarray(number)
@@ -291,7 +325,9 @@ def _is_nan(number: Any) -> bool:
 def _brief(value: Any) -> str:
     """A value in a few words."""
     try:
-        shown = repr(value.tolist() if isinstance(value, torch.Tensor) and not value.is_meta else value)
+        shown = repr(
+            value.tolist() if isinstance(value, torch.Tensor) and not value.is_meta else value
+        )
     except Exception:
         shown = type(value).__name__
     return shown[:400]

@@ -131,7 +131,9 @@ def _kind(code: int, ended: bool, out: str, err: str, work: Path) -> str:
     if code == NAN_FOUND:
         return "silent NaN"
     if code == 0:
-        return "silent NaN" if nan_in(out) or any(map(_holds_nan, sorted(work.rglob("*")))) else "ok"
+        return (
+            "silent NaN" if nan_in(out) or any(map(_holds_nan, sorted(work.rglob("*")))) else "ok"
+        )
     if code != 2:
         return "wrong exit code"
     return "refused" if _is_sentence(err) else "long refusal"

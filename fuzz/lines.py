@@ -53,7 +53,18 @@ SMALL: dict[str, tuple[str, ...]] = {
     "out": ("out",),
 }
 """Values that make a run short. Capitals stand for files of the workshop."""
-LONG = ("steps", "images", "particles", "most", "lengths", "samples", "starts", "watched", "model", "text")
+LONG = (
+    "steps",
+    "images",
+    "particles",
+    "most",
+    "lengths",
+    "samples",
+    "starts",
+    "watched",
+    "model",
+    "text",
+)
 """Options that are always passed, lest a case take minutes."""
 HOSTILE = {
     "device": hostile.DEVICES,

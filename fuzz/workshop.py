@@ -39,7 +39,8 @@ def goods(folder: Path) -> dict[str, Path]:
     made = {name: folder / file for name, file in {
         "NPY": "square.npy", "GAINS": "gains.npy", "CLOUD": "cloud.npy", "NPZ": "images.npz",
         "PICTURES": "pictures", "TEXT": "text.txt", "IDS": "ids.npy", "NETWORK": "network",
-        "STACK": "stack.npz", "MODEL": "model", "IDS-MODEL": "model-without-tokenizer", "RUN": "run",
+        "STACK": "stack.npz", "MODEL": "model", "IDS-MODEL": "model-without-tokenizer",
+        "RUN": "run",
     }.items()}  # fmt: skip
     rng = np.random.default_rng(0)
     np.save(made["NPY"], rng.normal(size=(2, 2)))
@@ -78,7 +79,24 @@ def _models(made: dict[str, Path]) -> None:
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = "[UNK] the cat is on mat and he was with it to be at this one".split()
+    words = [
+        "[UNK]",
+        "the",
+        "cat",
+        "is",
+        "on",
+        "mat",
+        "and",
+        "he",
+        "was",
+        "with",
+        "it",
+        "to",
+        "be",
+        "at",
+        "this",
+        "one",
+    ]
     tokenizer = Tokenizer(
         models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
     )
@@ -210,9 +228,7 @@ def _encrypted(content: bytes, rng: Random) -> bytes:
 
 
 def _images_as(pixels: object, labels: object) -> Spoil:
-    return lambda content, rng: _zip(
-        {"images.npy": _array(pixels), "labels.npy": _array(labels)}
-    )
+    return lambda content, rng: _zip({"images.npy": _array(pixels), "labels.npy": _array(labels)})
 
 
 NPZ: dict[str, Spoil] = {
@@ -265,11 +281,15 @@ def _png(width: int, height: int, mode: int = 0, depth: int = 8) -> bytes:
     """A PNG whose header promises this many pixels, with a few bytes of them."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, depth, mode, 0, 0, 0)
     body = zlib.compress(b"\0" * 5000)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+    )
 
 
 PICTURES: dict[str, Spoil] = {
@@ -361,7 +381,14 @@ GOOD = {
 }  # fmt: skip
 ENDINGS = {"npy": ".npy", "npz": ".npz", "text": ".txt", "ids": ".npy", "stack": ".npz"}
 PLACES = ("a folder", "not readable", "gone", "a loop", "a fifo's name")
-LEFT = ("results.sqlite", "run.json", "results.jsonl", "config.json", "log.jsonl", "training.safetensors")
+LEFT = (
+    "results.sqlite",
+    "run.json",
+    "results.jsonl",
+    "config.json",
+    "log.jsonl",
+    "training.safetensors",
+)
 
 
 def chosen(kind: str, rng: Random) -> str:

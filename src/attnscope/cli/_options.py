@@ -54,8 +54,8 @@ def _check_whole(name: str, said: str, value: int) -> None:
         most = THREADS_PER_CORE * (os.cpu_count() or 1)
         if not 1 <= value <= most:
             raise ValueError(
-                f"{said} must be a number from 1 to {most}, {THREADS_PER_CORE} for each core of this"
-                f" machine, got {value}."
+                f"{said} must be a number from 1 to {most}, {THREADS_PER_CORE} for each core of"
+                f" this machine, got {value}."
             )
     elif name == "seed":
         if not 0 <= value <= LARGEST_SEED:

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from attnscope.cli._options import numbers
 from attnscope.cli._run import OUT, OVERWRITE, execute, folder_of, say
-from attnscope.cli.measure import numbers
 from attnscope.studies import Workbench
 from attnscope.studies.attack import Attack, AttackConfig
 from attnscope.studies.matrices import MATRICES

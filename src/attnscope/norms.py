@@ -106,7 +106,7 @@ def positive_norm(
     a positive $x$ (Collatz-Wielandt); infinite where an entry is.
     """
     top = matrix.detach().amax((-2, -1))
-    scaled = matrix / (top + TINY)[..., None, None]
+    scaled = matrix / torch.where(top > 0, top, 1.0)[..., None, None]
     x = perron_vector(scaled, steps)
     square = (_product(scaled.mT, _product(scaled, x)) / x).amax(-1)
     return torch.where(top.isfinite(), top * (square + TINY).sqrt() * (1 + SLACK), top)

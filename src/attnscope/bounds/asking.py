@@ -29,14 +29,14 @@ def bounds_at(attention: Attention, places: Sequence[Any]) -> Bounds:
     with torch.no_grad():
         norms, found, single = LayerNorms.of(attention.heads), [], []
         for proved, place in holding(attention, places):
-            stated, rounding = proved(attention, place), 1 + _allowance(place)
+            stated, rounding = _value(proved, attention, place), 1 + _allowance(place)
             if isinstance(stated, Tensor) and stated.ndim == 0:
                 value = stated * rounding
             else:
                 heads = norms.per_head(stated)
-                single.append(PerHead(*(part * rounding for part in heads)))
+                single.append(PerHead(*(_infinite(part * rounding) for part in heads)))
                 value = norms.combine(heads) * rounding
-            found.append(bound_of(proved, attention, place, float(value)))
+            found.append(bound_of(proved, attention, place, float(_infinite(value))))
         if attention.heads.count > 1 and len(single) > 1:
             apart = float(norms.combine(_smallest(single)))
             if apart < min(bound.value for bound in found):
@@ -91,6 +91,21 @@ def holding(attention: Attention, places: Sequence[Any]) -> Iterator[tuple[Theor
     for place in places:
         for proved in theorems(attention, place):
             yield proved, place
+
+
+def _value(proved: Theorem, attention: Attention, place: Any) -> Any:
+    """What a theorem states; infinity where its arithmetic leaves the range of floating point,
+    which bounds everything.
+    """
+    try:
+        return proved(attention, place)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return torch.tensor(torch.inf, dtype=torch.float64, device=attention.heads.query.device)
+
+
+def _infinite(value: Float[Tensor, "*at"]) -> Float[Tensor, "*at"]:
+    """Infinity for what overflowed to NaN."""
+    return torch.where(value.isnan(), torch.inf, value)
 
 
 def _smallest(several: list[PerHead]) -> PerHead:

@@ -34,6 +34,10 @@ class OnBall:
     p: float = 2
     _known: dict[tuple[Heads, bool], Slopes] = field(default_factory=dict, init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.radius, Tensor):  # its powers may overflow to infinity, not raise
+            object.__setattr__(self, "radius", torch.tensor(self.radius, dtype=torch.float64))
+
     @property
     def equal_masses(self) -> bool:
         return _equal(self.n, self.crowd)

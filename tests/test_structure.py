@@ -33,7 +33,6 @@ ROOMS = (
     "certification",
     "training",
     "measure",
-    "experiments",
     "studies",
     "report",
     "cli",

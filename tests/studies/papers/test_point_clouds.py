@@ -1,16 +1,15 @@
-"""The flow of invertible attention on sets of points: its density is one, its samples are its own,
-and it learns.
+"""The flow of invertible attention on sets of points: its density is one and its samples are its
+own. That it learns is a verdict of its figure.
 """
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
-from attnscope.experiments import point_cloud_flow as experiment
+from attnscope.studies.papers import _point_clouds as experiment
 
 
 def test_the_law_of_one_point_is_normal() -> None:
@@ -61,14 +60,3 @@ def test_samples_are_noise_through_the_inverse_and_order_does_not_matter(
             atol=1e-10,
         )
         assert torch.allclose(network.log_density(x), network.log_density(x[:, [2, 0, 3, 1]]))
-
-
-def test_a_short_training_already_beats_the_best_gaussian() -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    got = experiment.run(n=4, blocks=6, steps=50, batch=48, held=96, fitted=4000)
-    assert got.flow[0] < got.gaussian < got.flow[-1] < got.law
-    canvas = FigureCanvasAgg(experiment.draw(got))
-    canvas.draw()
-    assert np.ptp(np.asarray(canvas.buffer_rgba())[..., :3]) > 100

@@ -1,5 +1,4 @@
-r"""A normalising flow of invertible attention on sets of points in the plane, against the best
-Gaussian.
+r"""Sets of points in the plane, and a normalising flow of invertible attention on them.
 
 A set is n points around two places of its own: one point alone is normal, but points know of each
 other. The flow maps a set to noise by blocks of one layer of tied L2 attention, a bijection of the
@@ -10,7 +9,6 @@ of the points: $\log p(x) = \log N(z; 0, I) + \sum \log\det$.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -19,9 +17,6 @@ from torch import Tensor, nn
 from attnscope.attention import Heads
 from attnscope.attention.l2 import L2
 from attnscope.nets.invertible import Invertible
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SPREAD = 0.15
 
@@ -76,55 +71,6 @@ def _attention(heads: int, generator: torch.Generator) -> L2:
     return L2(Heads(query, query, reads @ query))
 
 
-class Trained(NamedTuple):
-    """Mean log-likelihood per point on held-out sets, in nats: of the flow while it learns, of the
-    best Gaussian, of the law itself.
-    """
-
-    steps: list[int]
-    flow: list[float]
-    gaussian: float
-    law: float
-    network: Flow
-    held: Float[Tensor, "count n 2"]
-    samples: Float[Tensor, "some n 2"]
-
-
-def run(
-    n: int = 5,
-    blocks: int = 10,
-    heads: int = 2,
-    steps: int = 400,
-    batch: int = 64,
-    held: int = 256,
-    fitted: int = 20_000,
-    seed: int = 0,
-) -> Trained:
-    """Train on fresh sets and follow the likelihood on held-out ones. The Gaussian, of dimension
-    2n, is fitted to other sets.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    test, network = clouds(held, n, generator), Flow(blocks, n, heads, generator)
-    optimiser = torch.optim.Adam(network.parameters(), lr=2e-2)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    at, likelihood = [], []
-    for step in range(steps + 1):
-        if step % max(1, steps // 20) == 0:
-            with torch.no_grad():
-                at.append(step)
-                likelihood.append(float(network.log_density(test).mean()) / n)
-        optimiser.zero_grad()
-        (-network.log_density(clouds(batch, n, generator)).mean() / n).backward()
-        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimiser.step()
-        schedule.step()
-    gaussian = _gaussian(clouds(fitted, n, generator).flatten(1), test.flatten(1))
-    law = float(law_log_density(test).mean())
-    return Trained(
-        at, likelihood, gaussian / n, law / n, network, test, network.sample(held, n, generator)
-    )
-
-
 def law_log_density(x: Float[Tensor, "count n 2"]) -> Float[Tensor, " count"]:
     r"""The density of the sets themselves: a sum over who belongs to which place, both places
     integrated out.
@@ -145,43 +91,9 @@ def law_log_density(x: Float[Tensor, "count n 2"]) -> Float[Tensor, " count"]:
     return total.logsumexp(-1) - n * math.log(2)
 
 
-def _gaussian(fitted: Float[Tensor, "many m"], test: Float[Tensor, "count m"]) -> float:
+def gaussian_log_density(
+    fitted: Float[Tensor, "many m"], x: Float[Tensor, "count m"]
+) -> Float[Tensor, " count"]:
+    """Of the Gaussian with the mean and covariance of other sets."""
     law = torch.distributions.MultivariateNormal(fitted.mean(0), torch.cov(fitted.mT))
-    return float(law.log_prob(test).mean())
-
-
-def draw(trained: Trained) -> Figure:
-    """The likelihood while the flow learns, three sets, and three samples of the flow."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 3.8), layout="constrained")
-    left, middle, right = figure.subplots(1, 3, width_ratios=(1.3, 1, 1))
-    left.plot(
-        trained.steps,
-        trained.flow,
-        "o-",
-        markersize=3,
-        color="#2166ac",
-        label="flow of invertible attention",
-    )
-    left.axhline(trained.gaussian, linestyle="--", color="#b2182b", label="best Gaussian")
-    left.axhline(trained.law, linestyle=":", color="black", label="the law itself")
-    left.set(
-        xlabel="training step", ylabel="log-likelihood per point (nats)", title="Held-out sets"
-    )
-    left.legend(fontsize=8, frameon=False)
-    for ax, sets, title in (
-        (middle, trained.held, "three sets of the data"),
-        (right, trained.samples, "three sets drawn from the flow"),
-    ):
-        ax.scatter(*sets.flatten(0, 1).mT.numpy(), s=2, color="#d0d3d8")
-        for points, color in zip(sets[:3], ("#2166ac", "#b2182b", "#1b7837"), strict=True):
-            ax.scatter(*points.mT.numpy(), s=22, color=color)
-        ax.set(
-            xlim=(-3.2, 3.2),
-            ylim=(-3.2, 3.2),
-            aspect="equal",
-            title=title,
-            xlabel="all sets in grey",
-        )
-    return figure
+    return law.log_prob(x)

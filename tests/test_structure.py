@@ -32,7 +32,6 @@ ROOMS = (
     "models",
     "certification",
     "training",
-    "measure",
     "studies",
     "report",
     "cli",

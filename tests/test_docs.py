@@ -164,6 +164,8 @@ def extended_package(tmp_path: Path) -> dict[str, str]:
         "attention/penalised.py",
         "bounds/smooth/cauchy.py",
         "cli/radii.py",
+        "models/opt.py",
+        "studies/papers/cesaro.py",
     }
     for path, source in shown:
         assert not (tmp_path / "attnscope" / path).exists()
@@ -215,7 +217,31 @@ print("held")
 """
 
 
-def test_a_theorem_and_a_command_are_one_file_each(extended_package: dict[str, str]) -> None:
+KNOWN = """
+import torch, transformers
+import attnscope as asc
+
+torch.manual_seed(0)
+sizes = dict(hidden_size=12, ffn_dim=16, num_hidden_layers=2, num_attention_heads=3, vocab_size=20)
+module = transformers.OPTModel(transformers.OPTConfig(**sizes, max_position_embeddings=16)).eval()
+model = asc.load(module, dtype=torch.float64)
+x = model.tokens(torch.arange(2, 9), 1)
+same = torch.allclose(model.attention(1)(x, asc.Particles(x)), model.function(1, "attention")(x))
+print(type(model).__name__, model.rebuilt(1), same)
+"""
+
+DRAWN = """
+from attnscope.studies import run
+from attnscope.studies.papers import find
+
+figure = find()["cesaro"]
+table = run(figure, figure.fast).table
+(verdict,) = table.verdicts()
+print(verdict.outcome, len(table), list(table.figures()))
+"""
+
+
+def test_what_is_one_file_each_is_found(extended_package: dict[str, str]) -> None:
     def run(script: str) -> str:
         done = subprocess.run(
             [sys.executable, "-c", script], env=extended_package, capture_output=True, text=True
@@ -226,6 +252,8 @@ def test_a_theorem_and_a_command_are_one_file_each(extended_package: dict[str, s
     assert run(BOUNDED).strip() == "held"
     table = run("from attnscope.cli import main; main(['theorems', '--markdown'])")
     assert "| Cauchy-M1 |" in table
+    assert run(KNOWN).split() == ["OPT", "True", "True"]
+    assert run(DRAWN).strip() == "holds 3 ['cesaro']"
     assert "layer 5: " in run("from attnscope.cli import main; main(['radii', 'minilm'])")
 
 

@@ -11,11 +11,13 @@ import pytest
 
 import attnscope as asc
 
-CONTRACT = """
-Particles Gaussian Heads Softmax L2 Sinkhorn Sigmoid Exponential Linear variants
-jacobian spectral_norm singular_values wasserstein conditional_wasserstein bures
-flow residual load certify measure register_attention
-""".split()
+CONTRACT = [
+    *("Particles", "Gaussian", "Heads", "variants"),
+    *("Softmax", "L2", "Sinkhorn", "Sigmoid", "Exponential", "Linear"),
+    *("jacobian", "spectral_norm", "singular_values"),
+    *("wasserstein", "conditional_wasserstein", "bures"),
+    *("flow", "residual", "load", "measure", "register_attention", "certify"),
+]
 
 ROOMS = sorted(
     info.name for info in pkgutil.iter_modules(asc.__path__) if not info.name.startswith("_")

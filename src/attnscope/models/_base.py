@@ -277,14 +277,13 @@ class Model(Reader):
         """Each of these layers with the input point of the part there and what its attention reads,
         in one pass through the blocks.
         """
-        wanted = sorted(set(layers))
-        x = self.tokens(ids, wanted[0], "block")
-        for layer in range(wanted[0], wanted[-1] + 1):
-            if layer in wanted:
-                yield layer, self.entry(layer, x, part), self.read(layer, x)
-            if layer < wanted[-1]:
-                with torch.no_grad():
-                    x = self.function(layer, "block")(x)
+        for layer in layers:
+            self._check_layer(layer)
+        self.check_still()
+        found = self.streams(self._inputs(ids)[0], sorted(set(layers)))
+        for layer in sorted(found):
+            x = found.pop(layer)
+            yield layer, self.entry(layer, x, part), self.read(layer, x)
 
     def perturb(
         self,

@@ -127,19 +127,23 @@ def calls_of(modules: Sequence[nn.Module], run: Callable[[], object]) -> list[tu
     return found
 
 
-def tokens_at(modules: Sequence[nn.Module], number: int, run: Callable[[], object]) -> Tensor:
-    """The tokens of one call of these modules, counted from 0; the run is stopped there."""
-    found: list[Tensor] = []
+def tokens_at(
+    modules: Sequence[nn.Module], numbers: Sequence[int], run: Callable[[], object]
+) -> dict[int, Tensor]:
+    """The tokens of some calls of these modules, counted from 0; the run stops after the last."""
+    found: dict[int, Tensor] = {}
 
     def seen(count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if count == number:
-            found.append(split_call(args, kwargs)[1])
+        if count in numbers:
+            # A layer may go on to write into its tokens.
+            found[count] = split_call(args, kwargs)[1].clone()
+        if count == max(numbers):
             raise Reached
 
     watch(modules, run, seen)
-    if not found:
-        raise ValueError(f"the forward pass never reached layer {number}.")
-    return found[0]
+    if missing := set(numbers) - set(found):
+        raise ValueError(f"the forward pass never reached layer {min(missing)}.")
+    return found
 
 
 def cause(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -199,13 +199,18 @@ class Layers(ABC):
             self._calls.pop(next(iter(self._calls)))
         return hidden
 
+    def streams(self, inputs: Tensor, layers: Sequence[int]) -> dict[int, Float[Tensor, "b n d"]]:
+        """The residual stream before each of these layers, caught in one pass while the model reads
+        a stack of inputs with its own attention; the layers after the last are not evaluated.
+        """
+        self._learn(inputs[:1])
+        with self.plainly(own=True):
+            found = tokens_at(self.blocks, layers, lambda: self.run(inputs))
+        return {layer: self._ordered(x) for layer, x in found.items()}
+
     def stream(self, inputs: Tensor, layer: int) -> Float[Tensor, "b n d"]:
-        """The residual stream before a layer, caught while the model reads a stack of inputs."""
-        seen = self._learn(inputs[:1])
-        if len(inputs) == 1:
-            return seen[layer]
-        with self.plainly():
-            return self._ordered(tokens_at(self.blocks, layer, lambda: self.run(inputs)))
+        """The residual stream before one layer."""
+        return self.streams(inputs, [layer])[layer]
 
     def _hidden(self, inputs: Tensor, layer: int, part: Part) -> Float[Tensor, "b n d"]:
         return self.entry(layer, self.stream(inputs, layer), part)

@@ -39,7 +39,8 @@ class Plain:
         )
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
+    def __call__(self, own: bool = False) -> Iterator[None]:
+        """With `own` the models keep their own attention, also where there is a door."""
         before = [config._experts_implementation_internal for config in self._configs]
         doors = [config._attn_implementation_internal for config in self._doors]
         fast = torch.backends.mha.get_fastpath_enabled()
@@ -47,7 +48,7 @@ class Plain:
         try:
             for config in self._configs:
                 config._experts_implementation_internal = "eager"
-            if self.door is not None:
+            if self.door is not None and not own:
                 for config in self._doors:
                     config._attn_implementation_internal = self.door
             with ExitStack() as stack:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, final
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnscope.attention import Heads
 from attnscope.models._base import Model, ModelNotice
 from attnscope.models._catch import cause
-from attnscope.models._parts import Part
 from attnscope.models._reading import Encoder
 from attnscope.models._stack import attentions, layers_of, sample
 from attnscope.validation import described
@@ -117,14 +114,6 @@ class Generic(Model):
 
     def readable(self, layer: int) -> bool:
         return False
-
-    def points(
-        self, ids: Int[Tensor, "samples n"], layers: Sequence[int], part: Part = "block"
-    ) -> Iterator[tuple[int, Float[Tensor, "samples n d"], Float[Tensor, "samples n d"]]]:
-        """Caught layer by layer, since a network may do more between its layers."""
-        for layer in sorted(set(layers)):
-            stream = self.tokens(ids, layer, "block")
-            yield layer, self.entry(layer, stream, part), self.read(layer, stream)
 
     def norm(self, layer: int) -> nn.Module:
         raise ValueError(

@@ -318,9 +318,9 @@ def _arrays(table: Table) -> bytes:
 
 def _sheet(table: Table, row: Ending) -> Sheet:
     config = table.config
-    lines: list[tuple[str, ...]] = [
-        ("status", f"{row.status} at t = {row.stop_time:.6g}: {row.reason}")
-    ]
+    lines: list[tuple[str, ...]] = [("status", f"{row.status} at t = {row.stop_time:.6g}")]
+    # sentences go below the table: its columns are as wide as the terminal at most
+    note = f"{row.status}: {row.reason}"
     if clouds := table["clouds"]:
         gap = "radius / 20" if config.gap is None else f"{config.gap:.3g}"
         lines += [
@@ -334,7 +334,8 @@ def _sheet(table: Table, row: Ending) -> Sheet:
             ("trace", f"{normals[0].trace:.6g} -> {normals[-1].trace:.6g}"),
         ]
     if row.energy_before is None or row.energy is None:
-        lines.append(("energy", f"none: {row.no_energy}"))
+        lines.append(("energy", "none"))
+        note = f"{note}\nno energy: {row.no_energy}"
     elif math.isfinite(row.energy):
         change = f"(change {row.energy - row.energy_before:+.3g})"
         lines.append(("energy", f"{row.energy_before:.6g} -> {row.energy:.6g} {change}"))
@@ -345,4 +346,4 @@ def _sheet(table: Table, row: Ending) -> Sheet:
         lines.append(
             ("interpolated field", f"relative error up to {row.field_error:.1e} (estimate)")
         )
-    return Sheet(f"{config.attention} flow", ("", "start -> end"), lines)
+    return Sheet(f"{config.attention} flow", ("", "start -> end"), lines, note)

@@ -169,6 +169,14 @@ def test_a_planted_wrong_row_is_found(
     assert found.outcome == "does not hold"
 
 
+def test_an_l2_flow_that_neither_rests_nor_grows_refutes_nothing() -> None:
+    rows = [
+        row._replace(rested=row.starts - 1, exploded=0) if row.attention == "L2" else row
+        for row in rows_of("mixed")
+    ]
+    assert table_of("mixed", rows).verdicts()[-1].outcome == "cannot be told"
+
+
 def test_every_verdict_on_a_grid_or_a_draw_can_be_undecided() -> None:
     slow = [
         row._replace(status="finished", path=row.path / row.path[-1].max() * [0.1, 0.1, 0.1])

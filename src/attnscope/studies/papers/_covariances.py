@@ -272,9 +272,11 @@ def draw_in_cone(shown: Mapping[str, Sequence[Array]], title: str) -> Any:
     return figure
 
 
-def draw_in_disc(shown: Mapping[str, Sequence[tuple[Array, bool]]], title: str) -> Any:
+def draw_in_disc(
+    shown: Mapping[str, Sequence[tuple[Array, bool]]], title: str, word: str = "blow up"
+) -> Any:
     """One disc per panel: S / tr S along the flow, rank one on the circle. Paths that are marked
-    (they blew up) end in red, others in blue.
+    (`word` says why) end in red, others in blue.
     """
     from matplotlib.patches import Circle
 
@@ -290,7 +292,7 @@ def draw_in_disc(shown: Mapping[str, Sequence[tuple[Array, bool]]], title: str) 
             color, marker = (RED, "^") if marked else (BLUE, "o")
             ax.scatter(*line[-1], s=16, color=color, marker=marker, zorder=2)
         blown = sum(marked for _, marked in paths)
-        ax.set(title=f"{name}: {blown} of {len(paths)} blow up", xlim=(-1.1, 1.1), ylim=(-1.1, 1.1))
+        ax.set(title=f"{name}: {blown} of {len(paths)} {word}", xlim=(-1.1, 1.1), ylim=(-1.1, 1.1))
         ax.set(xlabel="$(s_{11} - s_{22})/$trace", ylabel="$2 s_{12}/$trace")
         ax.locator_params(nbins=5)
     return figure

@@ -98,6 +98,8 @@ class GaussianAgainstParticles(PaperFigure):
         return made
 
     def figures(self, table: Table) -> dict[str, Any]:
+        from matplotlib.ticker import NullLocator
+
         figure = new_figure(5.5, 4.2)
         ax = figure.add_subplot()
         guide: tuple[Any, Any] | None = None
@@ -116,7 +118,10 @@ class GaussianAgainstParticles(PaperFigure):
             ax.plot(*guide, "--", color="black", linewidth=0.8, label="$n^{-1/2}$")
         ax.set(xscale="log", yscale="log", xlabel="particles $n$")
         ax.set(ylabel="error of mean and covariance", title="Particles against the Gaussian flow")
-        ax.legend(title="dotted: quadrature clouds", title_fontsize=8)
+        ticks = sorted({row.n for row in table if row.cloud != QUADRATURE})
+        ax.set_xticks(ticks, [str(n) for n in ticks])
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.legend(title="dotted: quadrature clouds", title_fontsize=8, loc="center left")
         return {self.name: figure}
 
     def verdicts(self, table: Table) -> list[Verdict]:

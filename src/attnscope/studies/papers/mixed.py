@@ -17,7 +17,7 @@ from attnscope.studies.papers._draws import (
     draw_shares,
     paths_of,
 )
-from attnscope.studies.papers._figure import share
+from attnscope.studies.papers._figure import every, share
 from attnscope.studies.study import Verdict
 from attnscope.studies.table import Table
 
@@ -41,7 +41,7 @@ class Mixed(DrawsFigure):
             if rows["softmax"].kind == BOTH:
                 shown = {name: paths_of(row) for name, row in rows.items()}
                 title = f"Draw {rows['softmax'].draw}, the first in which softmax does both"
-                return {self.name: draw_in_disc(shown, title), **made}
+                return {self.name: draw_in_disc(shown, title, "unbounded"), **made}
         return made
 
     def verdicts(self, table: Table) -> list[Verdict]:
@@ -52,7 +52,6 @@ class Mixed(DrawsFigure):
         rested = sum(rows["softmax"].rested for rows in both)
         flat = sum(rows["softmax"].rank_one for rows in both)
         calm = sum(rows["L2"].kind == "bounded" for rows in both)
-        unknown = any(rows["L2"].kind == "not told" for rows in both)
         return [
             Verdict(
                 "softmax: some covariances converge and others blow up, under the same matrices",
@@ -72,7 +71,10 @@ class Mixed(DrawsFigure):
                 "L2 stays bounded under those matrices",
                 "in the draw shown",
                 f"{share(calm, len(both))} draws",
-                None if not both or (unknown and calm == len(both)) else calm == len(both),
+                every(
+                    False if rows["L2"].exploded else rows["L2"].kind == "bounded" or None
+                    for rows in both
+                ),
                 "it may grow exponentially: a bound on its growth is proved, boundedness is not",
             ),
         ]

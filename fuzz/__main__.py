@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--only", help="commands, files, calls, or the name of a command or call")
     parser.add_argument("--seconds", type=float, default=20.0, help="time limit of a case")
+    parser.add_argument("--slow", type=float, default=60.0, help="name cases that take longer")
     parser.add_argument("--jobs", type=int, default=1, help="cases at the same time")
     asked = parser.parse_args()
     prepare()
@@ -54,6 +55,8 @@ def _many(asked: argparse.Namespace) -> int:
                 last = outcome.shown.splitlines()[-1:] or [""]
                 again = f"python -m fuzz --seed {asked.seed} --case {number}"
                 print(f"{outcome.kind}: {again}\n  {title[:300]}\n  {last[0][:300]}", flush=True)
+            if outcome.seconds > asked.slow:
+                print(f"{outcome.seconds:.1f} s: {title[:200]}", flush=True)
             if sum(kinds.values()) % 1000 == 0:
                 print(f"{sum(kinds.values())} cases ...", file=sys.stderr, flush=True)
     told = ", ".join(f"{sorts[sort]} {sort}" for sort in sorted(sorts))

@@ -98,8 +98,6 @@ METHODS: dict[str, Call] = {
     "Heads.from_matrices": lambda A, V: asc.Heads.from_matrices(A, V),  # noqa: N803
     "Gaussian.sample": lambda gaussian, n, generator: gaussian.sample(n, generator),
     "Gaussian.quadrature": lambda gaussian, order: gaussian.quadrature(order),
-    "LinearOperator.mv": lambda op, v: op.mv(v),
-    "LinearOperator.rmv": lambda op, v: op.rmv(v),
     "LinearOperator.to_dense": lambda op: op.to_dense(),
     "Particles.cov": lambda mu: mu.cov(),
     "Particles.to": lambda mu, target: mu.to(target),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import io
 import os
 import shlex
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -33,15 +36,28 @@ def prepare() -> None:
     import torch
 
     torch.set_num_threads(1)
-    from fuzz import calls, lines, workshop
+    from fuzz import calls, workshop
 
-    lines.commands()
     calls.warm()
     if not GOODS:
         folder = Path(tempfile.mkdtemp(prefix="fuzz-goods-"))
         owner = os.getpid()
         atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
         GOODS.update(workshop.goods(folder))
+        _warm(folder / "warm")
+
+
+def _warm(folder: Path) -> None:
+    """Run each command once with good options, so that children find every import done."""
+    from fuzz import lines
+
+    folder.mkdir()
+    silent = io.StringIO()
+    with contextlib.chdir(folder), redirect_stdout(silent), redirect_stderr(silent):
+        for name in lines.commands():
+            words = lines.line(Random(0), GOODS, f"{name} -", rare=0.0)
+            with contextlib.suppress(SystemExit):
+                _main([*words, *(["--threads", "1"] if name == "measure" else [])])
 
 
 def case(seed: int, number: int) -> Case:

@@ -25,7 +25,7 @@ it should (143).
 NAN_FOUND = 99
 """The exit code of a call whose result holds NaN."""
 ROOM = 3 * 2**30
-GRACE = 15.0
+GRACE = 40.0
 LONGEST_SENTENCE = 1200
 
 

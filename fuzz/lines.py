@@ -12,11 +12,11 @@ from attnscope.cli import app
 from fuzz import hostile
 
 SMALL: dict[str, tuple[str, ...]] = {
-    "model": ("MODEL", "MODEL", "MODEL", "IDS-MODEL"),
+    "model": ("MODEL",),
     "text": ("TEXT",),
     "ids": ("IDS",),
     "lengths": ("2,4", "4"),
-    "layers": ("0", "1", "2"),
+    "layers": ("1", "0", "1"),
     "samples": ("1", "2"),
     "tol": ("1e-2",),
     "particles": ("4",),
@@ -54,17 +54,9 @@ SMALL: dict[str, tuple[str, ...]] = {
 }
 """Values that make a run short. Capitals stand for files of the workshop."""
 LONG = (
-    "steps",
-    "images",
-    "particles",
-    "most",
-    "lengths",
-    "samples",
-    "starts",
-    "watched",
-    "model",
-    "text",
-)
+    "steps", "images", "particles", "most", "lengths", "samples", "starts", "watched", "model",
+    "text", "frames", "tokens", "layers", "restarts", "checkpoint", "dim",
+)  # fmt: skip
 """Options that are always passed, lest a case take minutes."""
 HOSTILE = {
     "device": hostile.DEVICES,
@@ -83,16 +75,21 @@ def commands() -> dict[str, Any]:
     return dict(sorted(typer.main.get_command(app).commands.items()))  # type: ignore[attr-defined]
 
 
-def line(rng: Random, goods: dict[str, Path], bad_file: str | None = None) -> list[str]:
+def line(
+    rng: Random, goods: dict[str, Path], bad_file: str | None = None, rare: float = 0.3
+) -> list[str]:
     """A command line with a few hostile values; or with none but one that reads this file.
 
-    `bad_file` is the option that gets a hostile file: its place is left as HOSTILE-FILE.
+    `bad_file` is the option that gets a hostile file: its place is left as HOSTILE-FILE. `rare` is
+    how often an option that need not be there has a good value.
     """
-    name = rng.choice(list(commands())) if bad_file is None else bad_file.split()[0]
-    options = [each for each in commands()[name].params if each.name != "help"]
+    known = commands()
+    weights = [len(each.params) for each in known.values()]
+    name = rng.choices(list(known), weights)[0] if bad_file is None else bad_file.split()[0]
+    options = [each for each in known[name].params if each.name != "help"]
     count = rng.choice((0, 1, 1, 1, 2, 3)) if bad_file is None else 0
     chosen = {each.name for each in rng.sample(options, min(count, len(options)))}
-    kinds = _kinds(commands()[name])
+    kinds = _kinds(known[name])
     spoilt = None if bad_file is None else bad_file.split()[1]
     words = [name]
     for each in options:
@@ -100,9 +97,11 @@ def line(rng: Random, goods: dict[str, Path], bad_file: str | None = None) -> li
             words += _said(each, "HOSTILE-FILE")
         elif each.name in chosen:
             words += _said(each, _hostile(each, kinds.get(each.name, ()), rng))
-        elif each.name in LONG or rng.random() < 0.3 or each.param_type_name == "argument":
+        elif each.param_type_name == "argument":
+            words += _good(each, rng, goods) if each.required or rng.random() < rare else []
+        elif each.name in LONG or rng.random() < rare:
             words += _good(each, rng, goods)
-    if rng.random() < 0.05:
+    if rare and rng.random() < 0.05:
         words.insert(rng.randrange(len(words) + 1), hostile.mixed(rng))
     return words
 

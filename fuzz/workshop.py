@@ -81,21 +81,23 @@ def _models(made: dict[str, Path]) -> None:
 
     words = [
         "[UNK]",
-        "the",
-        "cat",
-        "is",
-        "on",
-        "mat",
-        "and",
-        "he",
-        "was",
-        "with",
-        "it",
-        "to",
-        "be",
-        "at",
-        "this",
-        "one",
+        *[
+            "the",
+            "cat",
+            "is",
+            "on",
+            "mat",
+            "and",
+            "he",
+            "was",
+            "with",
+            "it",
+            "to",
+            "be",
+            "at",
+            "this",
+            "one",
+        ],
     ]
     tokenizer = Tokenizer(
         models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]")

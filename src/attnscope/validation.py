@@ -101,6 +101,13 @@ def check_shape(name: str, value: Tensor, expected: tuple[int, ...], why: str) -
         )
 
 
+def check_kind(name: str, value: object, *kinds: type) -> None:
+    """Refuse anything but an instance of these classes."""
+    if not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"{name} must be of class {wanted}, got {described(value)}.")
+
+
 def check_positive(name: str, value: object) -> None:
     """Refuse anything but a finite number above zero."""
     if (

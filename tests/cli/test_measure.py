@@ -496,3 +496,40 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, count: int, number: int = signal
 def test_numbers() -> None:
     assert numbers("--lengths", "2:9:3,4,4") == [2, 4, 5, 8]
     assert numbers("--layers", "0:3") == [0, 1, 2]
+
+
+def test_ids_from_a_file_stand_for_a_text(
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A model without a tokenizer says what to pass; ids give the rows that their text gives."""
+    monkeypatch.chdir(tmp_path)
+    bare = tmp_path / "bare"
+    shutil.copytree(folder, bare, ignore=shutil.ignore_patterns("tokenizer*", "special*"))
+    text = str(folder / "text.txt")
+    short = ["--lengths", "2,4", "--samples", "2", "--no-bounds"]
+    with pytest.raises(SystemExit):
+        main(["measure", str(bare), "--text", text, *short])
+    assert "without a tokenizer: pass --ids FILE" in capsys.readouterr().err
+    ids = load(str(folder)).encode((folder / "text.txt").read_text())
+    (tmp_path / "ids.txt").write_text(" ".join(map(str, ids.tolist())))
+    for arguments in (
+        ["measure", str(folder), "--text", text, "--out", "by-text"],
+        ["measure", str(bare), "--ids", "ids.txt", "--out", "by-ids"],
+    ):
+        with pytest.raises(SystemExit) as left:
+            main([*arguments, *short])
+        assert left.value.code == 0
+    by_text, by_ids = (
+        [json.loads(line) for line in Path(name, "results.jsonl").read_text().splitlines()]
+        for name in ("by-text", "by-ids")
+    )
+    assert len(by_text) == len(by_ids) > 0
+    for one, other in zip(by_text, by_ids, strict=True):
+        assert (one["lower"], one["upper"], one["n"]) == (
+            other["lower"],
+            other["upper"],
+            other["n"],
+        )

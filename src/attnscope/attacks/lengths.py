@@ -12,7 +12,7 @@ from attnscope.attacks._starts import longer
 from attnscope.attacks.search import Progress, WorstCase, check_call, search
 from attnscope.attention import Attention
 from attnscope.bounds import Bounds, on_ball
-from attnscope.validation import brief
+from attnscope.validation import brief, check_kind
 
 MOST_KNOWN = 3
 """The best earlier inputs, at which a search begins too."""
@@ -62,6 +62,8 @@ def curves(
     A larger ball holds the smaller one, so that what is found never decreases with the radius; nor
     with the length under a mask, or from a length to its multiples.
     """
+    for name, several in (("lengths", lengths), ("radii", radii)):
+        check_kind(name, several, list, tuple, range)
     if not lengths or not radii:
         raise ValueError("curves need at least one length and one radius.")
     points: list[Point] = []

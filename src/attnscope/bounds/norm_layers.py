@@ -15,7 +15,7 @@ from attnscope.bounds._bound import Bound, Bounds
 from attnscope.bounds.asking import bound_of
 from attnscope.bounds.places import Normed
 from attnscope.bounds.registry import theorems
-from attnscope.validation import check_same_kind, check_shape, check_tensor
+from attnscope.validation import check_kind, check_same_kind, check_shape, check_tensor
 
 
 def layer_norm_radius(gain: Float[Tensor, " d"], bias: Float[Tensor, " d"] | None = None) -> float:
@@ -58,6 +58,7 @@ def through_norm(
     Returns:
         The same bounds for the part, which say so.
     """
+    check_kind("found", found, Bounds)
     gain = 1.0 if norm is None else norm_lipschitz(norm, x).value
     how = f"norm layer of constant {gain:.6g}" + ", plus the residual" * residual
     return Bounds(
@@ -72,6 +73,8 @@ def through_norm(
 
 def norm_lipschitz(norm: torch.nn.Module, x: Float[Tensor, "n d"]) -> Bound:
     r"""A proved bound on $\|J_N\|$, the Jacobian of a LayerNorm or RMSNorm at these tokens."""
+    check_kind("norm", norm, torch.nn.Module)
+    check_tensor("x", x, "n d")
     place = Normed.of(norm, x)
     return Bounds(
         bound_of(proved, None, place, float(proved(None, place)))

@@ -8,6 +8,7 @@ import functools
 import inspect
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -69,7 +70,9 @@ def _check_whole(name: str, said: str, value: int) -> None:
 def check_device(device: str) -> None:
     """Refuse a device on which nothing can be computed here."""
     try:
-        works = float(torch.ones(2, device=device).sum()) == 2
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of devices that are given up
+            works = float(torch.ones(2, device=device).sum()) == 2
     except Exception as error:  # each backend that is missing has an error of its own
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ValueError(

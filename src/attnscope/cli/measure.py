@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from attnscope.cli._options import numbers
+from attnscope.cli._options import numbers as numbers
 from attnscope.cli._run import OUT, OVERWRITE, execute, folder_of, say
 from attnscope.data import read_ids
 from attnscope.models import PARTS, Model

@@ -103,8 +103,10 @@ def _picture(file: Path) -> NDArray[Any]:
     from PIL import Image
 
     try:
-        with warnings.catch_warnings(), Image.open(file) as picture:
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a size that is refused below
+            opened = Image.open(file)
+        with opened as picture:
             if picture.mode in DEEP:
                 raise ValueError(
                     f"{str(file)!r} has more than 8 bits per channel: convert it to 8 bits first."

@@ -38,7 +38,8 @@ def read_ids(source: str | Path) -> Int[Tensor, " total"]:
 
 def _array(path: Path) -> NDArray[Any]:
     try:  # mapped: a header that promises more than the file holds costs nothing
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        with np.errstate(over="ignore"):
+            return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except Exception as error:  # a damaged file can end in any exception
         raise ValueError(
             f"{str(path)!r} is no .npy file of whole numbers ({error or type(error).__name__})."

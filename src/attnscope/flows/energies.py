@@ -25,6 +25,7 @@ import torch
 from attnscope.attention import Attention, variants
 from attnscope.flows.spaces import Space
 from attnscope.measures import Gaussian, Particles
+from attnscope.validation import check_kind
 
 
 class Energy(NamedTuple):
@@ -38,6 +39,8 @@ def energy(attention: Attention, mu: Particles | Gaussian, space: Space | None =
     """The energy whose gradient the flow follows; an error says when this attention has none (see
     the top of this file).
     """
+    check_kind("attention", attention, Attention)
+    check_kind("mu", mu, Particles, Gaussian)
     _check_simple(attention)
     if isinstance(mu, Gaussian):
         return _of_gaussian(attention, mu)

@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from attnscope.measures import Particles
-from attnscope.validation import check_positive, check_tensor
+from attnscope.validation import check_kind, check_positive, check_tensor
 
 
 def rank(cov: Float[Tensor, "*stack d d"], threshold: float = 1e-3) -> Int[Tensor, "*stack"]:
@@ -71,6 +71,7 @@ def clusters(mu: Particles, gap: float) -> Clusters:
     one to the other by hops <= `gap`.
     """
     check_positive("gap", gap)
+    check_kind("mu", mu, Particles)
     check_tensor("mu.x", mu.x, "n d")
     x = mu.x.detach().cpu().to(torch.float64).numpy()
     cells, cell = np.unique(np.floor(x / (gap / mu.dim**0.5)), axis=0, return_inverse=True)

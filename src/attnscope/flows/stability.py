@@ -26,7 +26,7 @@ from attnscope.bounds import (
 from attnscope.flows.trajectory import Trajectory
 from attnscope.measures import Particles
 from attnscope.transport import conditional_wasserstein, wasserstein
-from attnscope.validation import check_positive, described
+from attnscope.validation import check_kind, check_positive, described
 
 
 class VelocityLipschitz(NamedTuple):
@@ -96,6 +96,8 @@ def distances(
     """$W_p$ between two flows at each of their common times (the conditional distance for causal
     flows).
     """
+    for name, flown in (("first", first), ("second", second)):
+        check_kind(name, flown, Trajectory)
     if not torch.equal(first.times, second.times):
         raise ValueError(
             f"the flows must have the same times, got {first.times.tolist()[-3:]} and"
@@ -107,6 +109,7 @@ def distances(
 
 def _smallest(attention: Attention, place: Any) -> Bound | None:
     """The smallest bound at a place of flows, None where no theorem holds."""
+    check_kind("attention", attention, Attention)
     attention = attention.to(torch.float64)
     with torch.no_grad():
         found = [

@@ -193,6 +193,11 @@ def _setting(config: FlowConfig, particles: int | None = None) -> Setting:
         generator,
     )
     space = _space(config.space)
+    if isinstance(space, Ellipsoid) and len(space.axes) != config.dim:
+        raise ValueError(
+            f"{config.space} must hold one gain for each of {config.dim} dimensions, got"
+            f" {len(space.axes)}."
+        )
     if config.gaussian:
         z = torch.randn(config.dim, config.dim, dtype=torch.float64, generator=generator)
         cov = z @ z.mT / (z @ z.mT).trace()

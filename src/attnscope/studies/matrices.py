@@ -79,7 +79,7 @@ def load_array(path: str) -> NDArray[np.float64]:
     try:  # mapped, so that a header that promises more than there is costs nothing
         with np.errstate(over="raise"):
             held = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError, ArithmeticError, MemoryError) as error:
+    except Exception as error:  # a damaged header can end in any exception
         raise ValueError(f"{path} is no .npy file of numbers ({error}).") from error
     if not isinstance(held, np.ndarray) or held.dtype.kind not in "biuf":
         raise ValueError(f"{path} is no .npy file of real numbers.")

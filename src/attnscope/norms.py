@@ -100,7 +100,7 @@ def largest_root(matrix: Float[Tensor, "*stack n n"]) -> Float[Tensor, "*stack"]
 
 
 def positive_norm(
-    matrix: Float[Tensor, "*stack m n"], steps: int = POWER_STEPS
+    matrix: Float[Tensor, "*stack m n"], steps: int | None = None
 ) -> Float[Tensor, "*stack"]:
     r"""At least the spectral norm of a non-negative matrix $N$: $(\max_j (N^TNx)_j/x_j)^{1/2}$ for
     a positive $x$ (Collatz-Wielandt); infinite where an entry is.
@@ -126,9 +126,12 @@ def perron_norm(matrix: Float[Tensor, "*stack m n"]) -> Float[Tensor, "*stack"]:
 
 
 def perron_vector(
-    matrix: Float[Tensor, "*stack m n"], steps: int = POWER_STEPS
+    matrix: Float[Tensor, "*stack m n"], steps: int | None = None
 ) -> Float[Tensor, "*stack n"]:
-    """A positive vector near the top right singular vector of a non-negative matrix."""
+    """A positive vector near the top right singular vector of a non-negative matrix, after so many
+    power steps, POWER_STEPS if left out.
+    """
+    steps = POWER_STEPS if steps is None else steps
     fixed = matrix.detach()
     x = torch.ones_like(fixed[..., 0, :])
     for _ in range(steps):

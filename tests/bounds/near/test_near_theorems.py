@@ -1,47 +1,19 @@
-"""Every theorem over an eps-ball: attacks do not break it, its gradient is right, its proof is
-written, a new variant needs one file.
-"""
+"""Theorems over an eps-ball share what they work out, and a new variant needs one file."""
 
 from __future__ import annotations
 
 import itertools
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.bounds.theorem_cases.near import PLACES, cases, gradient_gap
 
 from attnscope import L2, Heads, Linear, Sigmoid, Softmax, bounds
 from attnscope.bounds import registry
 from attnscope.bounds.near.place import Budget, Near, NearCurvature, NearTokens, at_input
 
 ROOT = Path(__file__).parents[3]
-THEOREMS = [theorem for theorem in bounds.theorems() if theorem.where in PLACES]
-
-
-@pytest.mark.parametrize("theorem", THEOREMS, ids=lambda theorem: theorem.name)
-def test_no_attack_breaks_it_and_some_attack_comes_near(theorem: bounds.Theorem) -> None:
-    reached = 0.0
-    for label, thunk in cases(theorem):
-        bound, found = thunk()
-        assert found <= bound, label
-        reached = max(reached, found / bound if bound > 0 else 0.0)
-    assert reached > 0.05, "the attack is too weak to test anything"
-
-
-@pytest.mark.parametrize("theorem", THEOREMS, ids=lambda theorem: theorem.name)
-def test_its_gradient_is_that_of_central_differences(theorem: bounds.Theorem) -> None:
-    assert gradient_gap(theorem) < 1e-4
-
-
-@pytest.mark.parametrize("theorem", THEOREMS, ids=lambda theorem: theorem.name)
-def test_it_has_a_heading_and_a_proof(theorem: bounds.Theorem) -> None:
-    text = (ROOT / "docs/theorems.md").read_text()
-    sections = re.findall(rf"^### {re.escape(theorem.name)}\n(.*?)(?=^##|\Z)", text, re.S | re.M)
-    assert len(sections) == 1
-    assert "*Proof.*" in sections[0]
 
 
 def test_chapters_of_this_room_have_lines_that_a_person_can_read() -> None:

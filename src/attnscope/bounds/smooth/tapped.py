@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.bounds.registry import theorem
-from attnscope.norms import SLACK, largest_eigenvalue, perron_norm, spectral
+from attnscope.norms import SLACK, largest_eigenvalue, perron_norm, spectral, thin
 
 SQUARES = 1e-13
 """Allowance for rounding in squared lengths, relative to what they are made of."""
@@ -47,7 +47,8 @@ class Tapped:
     @cached_property
     def allowance(self) -> float:
         """For rounding: the coupling errs relatively by what the scores err absolutely."""
-        longest = [torch.linalg.vector_norm(part, dim=-1).max() for part in (self.query, self.key)]
+        sizes = (self.query.detach(), self.key.detach())
+        longest = [torch.linalg.vector_norm(part, dim=-1).max() for part in sizes]
         scores = abs(self.scale) * (longest[0] + longest[1]) ** 2
         return SLACK + float(64 * torch.finfo(self.query.dtype).eps * scores)
 
@@ -113,7 +114,7 @@ def t1_tapped(_: object, at: Tapped) -> Float[Tensor, ""]:
     h, d, v = at.output.shape
     plain = torch.eye(v, dtype=at.output.dtype, device=at.output.device).expand(h, v, v)
     together = spectral(at.output.transpose(0, 1).reshape(d, h * v))
-    written = torch.linalg.qr(at.output, mode="r").R  # same norms as W_h, fewer rows
+    written = thin(at.output)  # same norms as W_h, fewer rows
     return torch.minimum(
         together * _columns(at, plain).square().sum().sqrt(), _columns(at, written).sum()
     ) * (1 + at.allowance)
@@ -124,7 +125,7 @@ def tb_tapped(_: object, at: Tapped) -> Float[Tensor, ""]:
     r"""$\|N\|$, $N_{ij} = \sum_hP^h_{ij}(\|W_hD\chi_j\| + |W_h(v_j - o_i)|\kappa^h_{ij}) +
     \delta_{ij}\sum_h\|W_hC^h_iD\varphi^h_i\|$.
     """
-    written = torch.linalg.qr(at.output, mode="r").R
+    written = thin(at.output)
     value, mean = at.value @ written.mT, at.mean @ written.mT
     moves = _norms(written[:, None] @ at.value_moves)
     blocks = torch.zeros_like(at.coupling[0])

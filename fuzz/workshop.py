@@ -39,8 +39,7 @@ def goods(folder: Path) -> dict[str, Path]:
     made = {name: folder / file for name, file in {
         "NPY": "square.npy", "GAINS": "gains.npy", "CLOUD": "cloud.npy", "NPZ": "images.npz",
         "PICTURES": "pictures", "TEXT": "text.txt", "IDS": "ids.npy", "NETWORK": "network",
-        "STACK": "stack.npz", "MODEL": "model", "IDS-MODEL": "model-without-tokenizer",
-        "RUN": "run",
+        "STACK": "stack.npz", "MODEL": "model", "IDS-MODEL": "bare-model", "RUN": "run",
     }.items()}  # fmt: skip
     rng = np.random.default_rng(0)
     np.save(made["NPY"], rng.normal(size=(2, 2)))
@@ -79,26 +78,8 @@ def _models(made: dict[str, Path]) -> None:
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = [
-        "[UNK]",
-        *[
-            "the",
-            "cat",
-            "is",
-            "on",
-            "mat",
-            "and",
-            "he",
-            "was",
-            "with",
-            "it",
-            "to",
-            "be",
-            "at",
-            "this",
-            "one",
-        ],
-    ]
+    text = "[UNK] the cat is on mat and he was with it to be at this one"
+    words = text.split()
     tokenizer = Tokenizer(
         models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
     )

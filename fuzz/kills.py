@@ -1,0 +1,180 @@
+"""`python -m fuzz.kills --kills 40 --seed S`: SIGKILL and SIGTERM at random moments of commands.
+
+After every signal no finished row is lost; the same command again completes and leaves what an
+undisturbed run leaves. A command joins by a line in `lines`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+PROGRAM = (sys.executable, "-c", "from attnscope.cli import main; main()")
+
+
+class Line(NamedTuple):
+    """A command that is killed. `results` are the files that two runs must have in common, and
+    `again` is what the same command needs to go on, where it does not do so by itself.
+    """
+
+    words: tuple[str, ...]
+    results: tuple[str, ...]
+    again: str = ""
+
+
+def lines(goods: dict[str, Path]) -> dict[str, Line]:
+    """What is killed, by name: a few seconds each."""
+    return {
+        "measure": Line(
+            ("measure", str(goods["MODEL"]), "--text", str(goods["TEXT"]), "--lengths", "2:24:1",
+             "--samples", "4", "--threads", "1"),
+            ("results.jsonl", "bounds.jsonl"),
+        ),
+        "flow": Line(("flow", "--particles", "24", "--frames", "6", "--time", "4"), ("flow.npz",)),
+        "attack": Line(
+            ("attack", "--lengths", "2,4,8", "--tokens", "8", "--starts", "4", "--steps", "20",
+             "--dim", "4", "--threads", "1"),
+            ("results.jsonl",),
+        ),
+        "certify": Line(
+            ("certify", str(goods["NETWORK"]), "--images", "12", "--steps", "10", "--restarts", "2",
+             "--threads", "1"),
+            ("results.jsonl", "certificates.jsonl"),
+        ),
+        "invert": Line(
+            ("invert", "--layers", "12", "--most", "60"), ("results.jsonl", "invert.npz"),
+        ),
+        "train": Line(
+            ("train", "--data", "digits", "--steps", "60", "--watched", "4", "--hidden", "8"),
+            ("network.safetensors",),
+            "--resume",
+        ),
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m fuzz.kills", description=__doc__)
+    parser.add_argument("--kills", type=int, default=40, help="signals in all")
+    parser.add_argument("--seed", type=int, default=0, help="which moments")
+    parser.add_argument("--only", help="one command alone")
+    asked = parser.parse_args()
+    from fuzz import workshop
+
+    rng, wrong, sent = Random(asked.seed), list[str](), 0
+    with tempfile.TemporaryDirectory(prefix="fuzz-kills-") as made:
+        place = Path(made)
+        (place / "goods").mkdir()
+        known = lines(workshop.goods(place / "goods"))
+        chosen = {asked.only: known[asked.only]} if asked.only else known
+        for number, (name, line) in enumerate(chosen.items()):
+            share = asked.kills // len(chosen) + (number < asked.kills % len(chosen))
+            faults = _torment(name, line, share, rng, place)
+            wrong += faults
+            sent += share
+            print(f"{name}: {share} signals, {len(faults)} faults", flush=True)
+    print("\n".join(wrong))
+    print(f"{sent} signals: {len(wrong)} faults")
+    return int(bool(wrong))
+
+
+def _torment(name: str, line: Line, kills: int, rng: Random, place: Path) -> list[str]:
+    """Kill the command so many times, each time letting it go on; what was wrong."""
+    whole, cut = place / f"{name}-whole", place / f"{name}-cut"
+    begun = time.monotonic()
+    done = _start(line.words, whole)
+    if done.wait() != 0:
+        return [f"{name}: the undisturbed run ends with exit code {done.returncode}"]
+    seconds, wrong = time.monotonic() - begun, list[str]()
+    for number in range(kills):
+        which = rng.choice((signal.SIGKILL, signal.SIGTERM))
+        before = _rows(cut)
+        running = _start((*line.words, *_going_on(line, cut)), cut)
+        try:
+            code = running.wait(rng.uniform(0.2, 1.0) * seconds)
+        except subprocess.TimeoutExpired:
+            running.send_signal(which)
+            code = running.wait()
+        if lost := before - _rows(cut):
+            wrong.append(f"{name}, signal {number}: {len(lost)} rows lost")
+        if code not in (0, -signal.SIGKILL, -signal.SIGTERM, 143):
+            wrong.append(f"{name}, signal {number}: exit code {code}")
+        if code == 0:
+            wrong += _differences(name, line, whole, cut)
+            shutil.rmtree(cut)
+    wrong += _finish(name, line, whole, cut)
+    return wrong
+
+
+def _finish(name: str, line: Line, whole: Path, cut: Path) -> list[str]:
+    code = _start((*line.words, *_going_on(line, cut)), cut).wait()
+    if code != 0:
+        return [f"{name}: the same command again ends with exit code {code}"]
+    return _differences(name, line, whole, cut)
+
+
+def _differences(name: str, line: Line, whole: Path, cut: Path) -> list[str]:
+    there = [file for file in line.results if (whole / file).exists()]
+    if not there:
+        return [f"{name}: the undisturbed run left none of {', '.join(line.results)}"]
+    return [
+        f"{name}: {file} is not that of an undisturbed run"
+        for file in there
+        if not (cut / file).exists() or not _same(whole / file, cut / file)
+    ]
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Equal bytes; of archives, whose entries carry dates, equal arrays."""
+    if one.suffix != ".npz":
+        return one.read_bytes() == other.read_bytes()
+    import numpy as np
+
+    with np.load(one) as first, np.load(other) as second:
+        return first.files == second.files and all(
+            np.array_equal(first[key], second[key]) for key in first.files
+        )
+
+
+def _going_on(line: Line, folder: Path) -> tuple[str, ...]:
+    """What the command needs to go on: of training, --resume once there is a checkpoint."""
+    from attnscope.training.files import STATE
+
+    if not line.again or not folder.exists() or not any(folder.iterdir()):
+        return ()
+    return (line.again,) if (folder / STATE).exists() else ("--overwrite",)
+
+
+def _rows(folder: Path) -> set[str]:
+    """The rows that are stored, read from a copy as `attnscope export` does."""
+    from attnscope.studies.export import export
+
+    if not folder.exists():
+        return set()
+    with tempfile.TemporaryDirectory() as made:
+        copy = Path(made) / "copy"
+        shutil.copytree(folder, copy)
+        for left in copy.glob("*.jsonl"):
+            left.unlink()
+        try:
+            export(copy, "jsonl")
+        except ValueError:  # no store yet
+            return set()
+        return {row for file in copy.glob("*.jsonl") for row in file.read_text().splitlines()}
+
+
+def _start(words: tuple[str, ...], out: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*PROGRAM, *words, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

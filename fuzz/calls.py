@@ -35,8 +35,13 @@ ROOMS = (
     "operators",
     "transport",
 )
-APART = {"load", "measure", "register_attention", "theorem", "images"}
-"""They read files, for which there are cases of their own, or change the process."""
+APART = {
+    "load", "measure", "register_attention", "theorem", "images", "read_ids", "bound_of",
+    "tied_reads",
+}  # fmt: skip
+"""They read files, for which there are cases of their own, change the process, or are steps of a
+theorem that only theorems take.
+"""
 SCALES = (
     1.0,
     1.0,

@@ -42,6 +42,7 @@ def radius_bound(attention: Attention, radius: float, time: float) -> Bound:
     """A proved upper bound on the support's radius after `time`, from a support in the ball of this
     radius. Biases and masks are allowed.
     """
+    check_kind("attention", attention, Attention)
     check_positive("radius", radius)
     _check_time(time)
     found = _smallest(attention, Flow(radius, time))
@@ -58,6 +59,7 @@ def velocity_lipschitz(attention: Attention, radius: float) -> VelocityLipschitz
 
     Under a mask $\mu$ is what the token may read.
     """
+    check_kind("attention", attention, Attention)
     check_positive("radius", radius)
     attention = attention.to(torch.float64)
     norms, ball = LayerNorms.of(attention.heads), OnBall(None, radius)
@@ -83,6 +85,7 @@ def stability_bound(attention: Attention, radius: float, time: float, p: float =
     """
     check_positive("radius", radius)
     _check_time(time)
+    check_kind("attention", attention, Attention)
     _check_order(attention, p)
     found = _smallest(attention, TwoFlows(radius, time, p))
     if found is None:
@@ -109,7 +112,6 @@ def distances(
 
 def _smallest(attention: Attention, place: Any) -> Bound | None:
     """The smallest bound at a place of flows, None where no theorem holds."""
-    check_kind("attention", attention, Attention)
     attention = attention.to(torch.float64)
     with torch.no_grad():
         found = [

@@ -181,6 +181,7 @@ def tokens_over_ball(
     Returns:
         What a certificate of a whole network needs from one reading of the layer.
     """
+    check_tensor("x", x, "b n d")
     attention, tokens, radius = checked(attention, x, eps)
     near = NearTokens(attention, tokens, radius.expand(len(tokens)), checked_residual(residual))
     proved = holding(attention, near)

@@ -22,29 +22,32 @@ def main() -> int:
     parser.add_argument("--only", help="commands, files, calls, or the name of a command or call")
     parser.add_argument("--seconds", type=float, default=20.0, help="time limit of a case")
     parser.add_argument("--slow", type=float, default=60.0, help="name cases that take longer")
+    parser.add_argument(
+        "--brief", action="store_true", help="end long cases at the time limit without a question"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="cases at the same time")
     asked = parser.parse_args()
-    prepare()
+    prepare(warm=not asked.brief)
     if asked.case is not None:
         one = case(asked.seed, asked.case)
-        outcome = run(one.task, asked.seconds)
+        outcome = run(one.task, asked.seconds, asked.brief)
         print(f"{one.title}\n{outcome.shown}\n{outcome.kind}, exit code {outcome.code}")
         return int(outcome.kind in BAD)
     return _many(asked)
 
 
 def _tried(
-    seed: int, only: str | None, seconds: float, number: int
+    seed: int, only: str | None, seconds: float, brief: bool, number: int
 ) -> tuple[int, str, str, Outcome | None]:
     one = case(seed, number)
     asked = only is None or only in (one.sort, one.about)
-    return number, one.sort, one.title, run(one.task, seconds) if asked else None
+    return number, one.sort, one.title, run(one.task, seconds, brief) if asked else None
 
 
 def _many(asked: argparse.Namespace) -> int:
     begun, kinds, sorts = time.monotonic(), Counter[str](), Counter[str]()
     numbers = range(asked.first, asked.first + asked.cases)
-    tried = partial(_tried, asked.seed, asked.only, asked.seconds)
+    tried = partial(_tried, asked.seed, asked.only, asked.seconds, asked.brief)
     with get_context("fork").Pool(asked.jobs) as pool:
         for number, sort, title, outcome in pool.imap_unordered(tried, numbers):
             if outcome is None:

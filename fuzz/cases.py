@@ -30,8 +30,10 @@ class Case(NamedTuple):
     task: Callable[[], object]
 
 
-def prepare() -> None:
-    """Import everything once and make the good files, so that children start at once."""
+def prepare(warm: bool = True) -> None:
+    """Import everything once and make the good files, so that children start at once; `warm` also
+    runs each command once.
+    """
     os.environ.update(COLUMNS="200", HF_HUB_OFFLINE="1", TERM="dumb", NO_COLOR="1")
     import torch
 
@@ -44,7 +46,8 @@ def prepare() -> None:
         owner = os.getpid()
         atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
         GOODS.update(workshop.goods(folder))
-        _warm(folder / "warm")
+        if warm:
+            _warm(folder / "warm")
 
 
 def _warm(folder: Path) -> None:

@@ -38,8 +38,11 @@ class Outcome(NamedTuple):
     shown: str
 
 
-def run(task: Callable[[], object], seconds: float = 20.0) -> Outcome:
-    """Run the task in a child, in an empty folder of its own that is gone afterwards."""
+def run(task: Callable[[], object], seconds: float = 20.0, brief: bool = False) -> Outcome:
+    """Run the task in a child, in an empty folder of its own that is gone afterwards.
+
+    `brief`: what takes longer is killed and counts as ended, whether it would listen or not.
+    """
     place = Path(tempfile.mkdtemp(prefix="fuzz-"))
     work, logs = place / "work", place / "logs"
     work.mkdir()
@@ -51,7 +54,9 @@ def run(task: Callable[[], object], seconds: float = 20.0) -> Outcome:
         pid = os.fork()
         if pid == 0:
             _child(task, work, logs, int(3 * seconds) + 30)
-        code, ended = _wait(pid, seconds)
+        code, ended = _wait(pid, seconds, 0.0 if brief else GRACE)
+        if brief and ended and code == -signal.SIGKILL:
+            return Outcome("ended", code, seconds, "")
         out, err = (_text(logs / name) for name in ("out", "err"))
         kind = _kind(code, ended, out, err, work)
         return Outcome(kind, code, time.monotonic() - begun, _shown(out, err))
@@ -100,7 +105,7 @@ def _no_network(*given: object, **named: object) -> None:
     raise OSError("there is no network here")
 
 
-def _wait(pid: int, seconds: float) -> tuple[int, bool]:
+def _wait(pid: int, seconds: float, grace: float) -> tuple[int, bool]:
     """The exit code (negative: a signal), and whether SIGTERM was sent; after a grace SIGKILL."""
     begun, sent, pause = time.monotonic(), False, 0.001
     while True:
@@ -108,10 +113,10 @@ def _wait(pid: int, seconds: float) -> tuple[int, bool]:
         if done:
             return os.waitstatus_to_exitcode(status), sent
         spent = time.monotonic() - begun
-        if spent > seconds and not sent:
+        if spent > seconds and not sent and grace:
             os.kill(pid, signal.SIGTERM)
             sent = True
-        if spent > seconds + GRACE:
+        if spent > seconds + grace:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             return -signal.SIGKILL, True

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup lint format test demo digits bench docs clean
+.PHONY: setup lint format test demo digits bench docs fuzz kills smoke clean
 
 setup: $(READY)
 
@@ -39,6 +39,19 @@ bench: $(READY)
 docs: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	$(BIN)/sphinx-build -q -W -b html docs build/docs
+
+# Hostile command lines, files and calls; a failure is printed as the command that reproduces it.
+CASES ?= 2000
+fuzz: $(READY)
+	$(BIN)/python -m fuzz --cases $(CASES)
+
+# Signals at random moments: no finished row is lost, and the same command completes.
+kills: $(READY)
+	$(BIN)/python -m fuzz.kills
+
+# The core alone, installed into an environment of its own.
+smoke: $(READY)
+	$(BIN)/python -m fuzz.smoke
 
 clean:
 	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -232,3 +232,16 @@ def test_a_line_takes_any_power() -> None:
     assert wasserstein(
         Particles(tensor([0.0], [1.0])), Particles(tensor([3.0], [1.5])), 200
     ) == pytest.approx(2 * 0.5 ** (1 / 200))
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e155, 1e300])
+@pytest.mark.parametrize("d", [1, 3])
+def test_distances_scale_over_the_whole_range_of_floating_point(
+    scale: float, d: int, randn: Callable[..., torch.Tensor]
+) -> None:
+    r"""$W_p(s\mu, s\nu) = sW_p(\mu, \nu)$, where squares of s are no numbers."""
+    x, y = randn(5, d), randn(5, d)
+    for distance in (wasserstein, conditional_wasserstein):
+        plain = distance(Particles(x), Particles(y))
+        scaled = distance(Particles(scale * x), Particles(scale * y))
+        assert scaled / scale == pytest.approx(plain, rel=1e-9)

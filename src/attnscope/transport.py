@@ -65,7 +65,8 @@ def conditional_wasserstein(mu: Particles, nu: Particles, p: float = 2) -> float
     ):
         return math.inf
     if len(places) == len(s) == len(t):
-        distances = torch.linalg.vector_norm(x - y, dim=-1)
+        size = _size(x, y)
+        distances = size * torch.linalg.vector_norm(x / size - y / size, dim=-1)
     else:
         clouds = zip(
             torch.split(x, counts.tolist()),
@@ -100,6 +101,19 @@ def bures(sigma: Float[Tensor, "d d"], tau: Float[Tensor, "d d"]) -> float:
 
 def _between_clouds(x: Tensor, w: Tensor, y: Tensor, z: Tensor, p: float) -> float:
     x, w, y, z = (part.detach().to("cpu", torch.float64) for part in (x, w, y, z))
+    size = _size(x, y)
+    return size * _between_small_clouds(x / size, w, y / size, z, p)
+
+
+def _size(x: Tensor, y: Tensor) -> float:
+    """A power of two near the largest coordinate: dividing by it is exact, and squares of what is
+    left do not overflow.
+    """
+    largest = float(max(x.abs().max(), y.abs().max()))
+    return 2.0 ** max(math.frexp(largest)[1] - 1, -1000) if largest else 1.0
+
+
+def _between_small_clouds(x: Tensor, w: Tensor, y: Tensor, z: Tensor, p: float) -> float:
     if x.shape[-1] == 1:
         unit = float(max(x.max(), y.max()) - min(x.min(), y.min())) or 1.0
         on_line = ((x[:, 0] / unit).numpy(), (y[:, 0] / unit).numpy(), w.numpy(), z.numpy())

@@ -90,3 +90,10 @@ def test_weights_of_another_kind(dtype: torch.dtype, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(told))
     with pytest.raises(ValueError, match="float32 or float64"):
         load(folder)
+
+
+@pytest.mark.parametrize("part", ["half_width", "step"])
+@pytest.mark.parametrize("value", [1e300, 1e-300])
+def test_settings_that_float32_cannot_hold(part: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{part} must lie between"):
+        Config.vit((1, 8, 8), 10, 4, **SMALL, **{part: value})

@@ -14,7 +14,7 @@ from torch import Tensor
 from attnscope.attention import Attention, Overflow
 from attnscope.flows.trajectory import Measure, Outcome, Trajectory
 from attnscope.measures import Gaussian, Particles
-from attnscope.validation import check_positive, described
+from attnscope.validation import check_kind, check_positive, described
 
 Tokenwise = Callable[[Float[Tensor, "*stack n d"]], Float[Tensor, "*stack n d"]]
 Part = TypeVar("Part")
@@ -39,6 +39,7 @@ def residual(
     layer. A Gaussian maps exactly, $S \mapsto (I + \tau B) S (I + \tau B)^T$. Times are `step`
     times the layer.
     """
+    check_kind("mu", mu, Particles, Gaussian)
     check_positive("step", step)
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
         raise ValueError(f"depth must be a whole number of at least 1, got {depth!r}.")

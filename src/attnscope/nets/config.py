@@ -13,6 +13,8 @@ from attnscope.validation import check_positive, described
 
 KINDS = ("classifier", "language")
 MLPS = ("sll", "convex", "residual", "none")
+SMALLEST = 1e-18
+"""Of step and half-width, and one over it the largest: their squares are numbers in float32."""
 DEEPEST = 10_000
 """Layers; beyond this, building them would take longer than anyone waits."""
 ACTIVATIONS = ("quadratic", "softplus", "relu")
@@ -88,6 +90,11 @@ class Config:
             _check_count(name, getattr(self, name))
         for name in ("half_width", "step"):
             check_positive(name, getattr(self, name))
+            if not SMALLEST <= getattr(self, name) <= 1 / SMALLEST:
+                raise ValueError(
+                    f"{name} must lie between {SMALLEST} and {1 / SMALLEST}, got"
+                    f" {described(getattr(self, name))}."
+                )
         for name in ("position_bias", "learned_embedding"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(

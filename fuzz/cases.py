@@ -38,14 +38,15 @@ def prepare(warm: bool = True) -> None:
     import torch
 
     torch.set_num_threads(1)
-    from fuzz import calls, workshop
+    from fuzz import calls
+    from fuzz.goods import goods
 
     calls.warm()
     if not GOODS:
         folder = Path(tempfile.mkdtemp(prefix="fuzz-goods-"))
         owner = os.getpid()
         atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
-        GOODS.update(workshop.goods(folder))
+        GOODS.update(goods(folder))
         if warm:
             _warm(folder / "warm")
 

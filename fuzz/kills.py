@@ -66,13 +66,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="which moments")
     parser.add_argument("--only", help="one command alone")
     asked = parser.parse_args()
-    from fuzz import workshop
+    from fuzz.goods import goods
 
     rng, wrong, sent = Random(asked.seed), list[str](), 0
     with tempfile.TemporaryDirectory(prefix="fuzz-kills-") as made:
         place = Path(made)
         (place / "goods").mkdir()
-        known = lines(workshop.goods(place / "goods"))
+        known = lines(goods(place / "goods"))
         chosen = {asked.only: known[asked.only]} if asked.only else known
         for number, (name, line) in enumerate(chosen.items()):
             share = asked.kills // len(chosen) + (number < asked.kills % len(chosen))

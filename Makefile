@@ -42,8 +42,9 @@ docs: $(READY)
 
 # Hostile command lines, files and calls; a failure is printed as the command that reproduces it.
 CASES ?= 2000
+SEED ?= 0
 fuzz: $(READY)
-	$(BIN)/python -m fuzz --cases $(CASES)
+	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --cases $(CASES) --seed $(SEED) --jobs 2
 
 # Signals at random moments: no finished row is lost, and the same command completes.
 kills: $(READY)

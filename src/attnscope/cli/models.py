@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from attnscope.studies.progress import shown
+
 
 def command(
     architectures: Annotated[
@@ -25,7 +27,11 @@ def command(
     """
     from attnscope.models import ARCHITECTURES, COLUMNS, table
 
-    rows = list(table(architectures or ARCHITECTURES))
+    kinds, rows = architectures or ARCHITECTURES, []
+    with shown(Console(stderr=True), len(kinds)) as bar:
+        for row in table(kinds):
+            rows.append(row)
+            bar.next(row[0])
     if markdown:
         for line in (COLUMNS, ("---",) * len(COLUMNS), *rows):
             typer.echo("| " + " | ".join(line) + " |")

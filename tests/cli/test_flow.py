@@ -136,7 +136,7 @@ def test_named_matrices_are_what_they_are_called(name: str) -> None:
         (["--time", "-1"], "time must be"),
         (["--gap", "-1"], "gap must be"),
         (["--rtol", "1e400"], "rtol must be"),
-        (["--seed", str(2**64)], "seed must lie"),
+        (["--seed", str(2**64)], "seed must be a whole number from 0"),
         (["--dim", "100000000"], "choose fewer frames or fewer tokens"),
         (["--method", "Euler"], "method must be one of"),
         (["--gaussian", "--attention", "sigmoid"], "no closed form"),

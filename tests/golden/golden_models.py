@@ -107,7 +107,7 @@ def _swept(name: str, model: asc.Model) -> Group:
             (4, 9),
             samples=2,
             part=part,
-            heads="none",
+            heads="longest" if part == "attention" else "none",
             tol=1e-10,
             failure_probability=None,
             bounds=False,

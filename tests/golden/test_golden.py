@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-import cases
 import pytest
+
+import cases
 from cases import Number
 
 PINNED = cases.read()

@@ -142,10 +142,10 @@ class Attention(ABC):
         """
         found = self.evaluate(x, mu, self.check(x, mu, positions))
         if not torch.stack(torch.aminmax(found.detach())).isfinite().all():
+            largest = max(float(part.detach().abs().max()) for part in (x, mu.x))
             raise Overflow(
                 f"{self.name} attention overflows {x.dtype} at these tokens, whose entries reach"
-                f" {float(torch.maximum(x.abs().max(), mu.x.abs().max())):.3g}: scores or values"
-                " are out of range. Use smaller tokens, a smaller scale of the heads or a wider"
+                f" {largest:.3g}: scores or values are out of range. Use smaller tokens, a smaller scale of the heads or a wider"
                 " dtype."
             )
         return found

@@ -52,10 +52,15 @@ def spectral_gap_rank(
 
 
 def anisotropy(cov: Float[Tensor, "*stack d d"]) -> Float[Tensor, "*stack"]:
-    """Largest eigenvalue over the trace: 1/d for a multiple of the identity, 1 for rank one."""
+    """Largest eigenvalue over the trace: 1/d for a multiple of the identity, zero included, 1 for
+    rank one.
+    """
     check_tensor("cov", cov, "... d d")
-    values = torch.linalg.eigvalsh((cov + cov.mT) / 2)
-    return values[..., -1] / values.sum(-1)
+    size = cov.detach().abs().amax((-2, -1), keepdim=True)  # sums of eigenvalues stay in range
+    scaled = cov / torch.where(size > 0, size, 1.0)
+    values = torch.linalg.eigvalsh((scaled + scaled.mT) / 2)
+    share = values[..., -1] / torch.where(size[..., 0, 0] > 0, values.sum(-1), 1.0)
+    return torch.where(size[..., 0, 0] > 0, share, 1 / cov.shape[-1])
 
 
 class Clusters(NamedTuple):

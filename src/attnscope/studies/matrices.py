@@ -81,7 +81,10 @@ def load_array(path: str) -> NDArray[np.float64]:
             held = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a damaged header can end in any exception
         raise ValueError(f"{path} is no .npy file of numbers ({error}).") from error
-    if not isinstance(held, np.ndarray) or held.dtype.kind not in "biuf":
+    if not isinstance(held, np.ndarray):
+        held.close()  # a zip, which stays open
+        raise ValueError(f"{path} is no .npy file of real numbers.")
+    if held.dtype.kind not in "biuf":
         raise ValueError(f"{path} is no .npy file of real numbers.")
     array = np.array(held, dtype=np.float64)
     if not np.isfinite(array).all():

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from attnscope.attention import Overflow
 from attnscope.nets import Transformer
 from attnscope.training.losses import graded
 from attnscope.training.recipe import Recipe
@@ -80,7 +81,13 @@ class Training:
         x, labels = self._batch()
         for group in self.optimiser.param_groups:
             group["lr"] = self.recipe.rate * schedule(self.progress)
-        found = graded(self.recipe.loss, self.network, x, labels, self.recipe.eps)
+        try:
+            found = graded(self.recipe.loss, self.network, x, labels, self.recipe.eps)
+        except Overflow as error:
+            raise ValueError(
+                f"attention overflows at step {self.step}: training diverged, use a smaller"
+                " learning rate."
+            ) from error
         if not math.isfinite(found.loss.item()):
             raise ValueError(
                 f"the loss is {found.loss.item()} at step {self.step}: training diverged, use a"

@@ -145,8 +145,8 @@ class Attention(ABC):
             largest = max(float(part.detach().abs().max()) for part in (x, mu.x))
             raise Overflow(
                 f"{self.name} attention overflows {x.dtype} at these tokens, whose entries reach"
-                f" {largest:.3g}: scores or values are out of range. Use smaller tokens, a smaller scale of the heads or a wider"
-                " dtype."
+                f" {largest:.3g}: scores or values are out of range. Use smaller tokens, a smaller"
+                " scale of the heads or a wider dtype."
             )
         return found
 

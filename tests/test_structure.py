@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -310,3 +311,16 @@ def test_the_tests_of_this_file_see_what_they_look_for(
     finds: Callable[[Module], list[str]], path: str, source: str, count: int
 ) -> None:
     assert len(finds(Module(path, ast.parse(source)))) == count
+
+
+def test_the_library_does_not_speak_of_command_line_options() -> None:
+    """Sentences for people who call functions name arguments; options are the command line's."""
+    spoken = [
+        f"{module.path}:{node.lineno} {node.value.strip()}"
+        for module in parsed()
+        if module.room != "cli"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if re.search(r"(?:^|[\s(`])--[a-z]{2,}", node.value) and "pip install" not in node.value
+    ]
+    assert spoken == []

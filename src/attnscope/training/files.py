@@ -39,13 +39,12 @@ def take_up(training: Training, folder: Path) -> None:
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
         raise ValueError(
-            f"{str(folder)!r} holds no training to resume ({STATE} is not there): start without"
-            " --resume."
+            f"{str(folder)!r} holds no training to resume ({STATE} is not there): start a new one."
         ) from error
     except (OSError, safetensors.SafetensorError) as error:
         raise ValueError(
             f"{str(path)!r} cannot be read ({error}): it is cut off or no checkpoint, start again"
-            " with --overwrite."
+            " and replace it."
         ) from error
     if about.get("version") != str(VERSION):
         raise ValueError(
@@ -56,8 +55,8 @@ def take_up(training: Training, folder: Path) -> None:
     bad = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     if bad:
         raise ValueError(
-            f"{str(path)!r} holds NaN or infinite numbers in {', '.join(bad[:4])}: start again with"
-            " --overwrite."
+            f"{str(path)!r} holds NaN or infinite numbers in {', '.join(bad[:4])}: start again and"
+            " replace it."
         )
     step, seconds = json.loads(about["at"])
     training.restore(tensors, int(step), float(seconds))
@@ -71,7 +70,7 @@ def _check_recipe(stored: dict[str, Any], recipe: Recipe) -> None:
         raise ValueError(
             f"the training to resume had another {name}: {stored.get(name)!r} there,"
             f" {wanted[name]!r} here. Resume with the options it began with, or choose another"
-            " --out."
+            " folder."
         )
 
 

@@ -36,10 +36,13 @@ def worst(row: WorstRow, text: str | None) -> Any:
     if x.shape[1] == 1:
         x = np.concatenate([x, np.zeros_like(x)], axis=1)
     right.scatter(*x.T, s=12 + 240 * row.weights, color=BLUE, alpha=0.5, linewidths=0)
+    reach = 1.1 * max(float(np.abs(x).max()), 1e-300)  # a square, also for tokens on a line
     right.set(
         xlabel="first principal axis",
         ylabel="second principal axis",
         aspect="equal",
+        xlim=(-reach, reach),
+        ylim=(-reach, reach),
         title="tokens found, area grows with mass",
     )
     right.axhline(0, color=GREY, linewidth=0.5)

@@ -119,9 +119,7 @@ def both(name: str, randn: Draw) -> tuple[Map, Map, tuple[Tensor, ...]]:
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same results when a head needs several strips and a strip few heads."""
     if request.param == "many tiles":
-        monkeypatch.setattr(_tiles, "TILE_ROWS", 4)
-        monkeypatch.setattr(_tiles, "NARROW_TILE_ROWS", 3)
-        monkeypatch.setattr(_tiles, "TILE_ENTRIES", 60)
+        monkeypatch.setattr(_tiles, "IN_CACHE", _tiles.Sizes(4, 3, 60))
         monkeypatch.setattr(_tiles, "LEAST_TILE_ROWS", 2)
 
 

@@ -22,6 +22,7 @@ from attnscope.operators.norms import of_norm
 from attnscope.operators.operator import LinearOperator
 
 kernels = importlib.import_module("attnscope.operators.kernels")
+_tiles = importlib.import_module("attnscope.operators._tiles")
 layers = importlib.import_module("attnscope.operators.attention")
 CASES = [
     (variant, causal)
@@ -122,9 +123,7 @@ def test_tiles_change_nothing(
         variant(heads, causal=causal),
         some_measure(n=8, stack=(3,), placed=extra == "places"),
     )
-    monkeypatch.setattr(kernels, "TILE_ROWS", 3)
-    monkeypatch.setattr(kernels, "TRIANGLE_TILE_ROWS", 3)
-    monkeypatch.setattr(kernels, "TILE_ENTRIES", 50)
+    monkeypatch.setattr(_tiles, "IN_CACHE", _tiles.Sizes(3, 3, 50))
     monkeypatch.setattr(kernels, "STORED_BYTES", 2**30 if stored else 0)
     monkeypatch.setattr(layers, "ROWS_AT_ONCE", 5)
     op = asc.jacobian(attention, mu)
@@ -348,3 +347,12 @@ def test_refusals(randn: Callable[..., Tensor]) -> None:
         asc.jacobian(lambda x: x[:1], mu.x).plus(1.0)
     with pytest.raises(ValueError, match="scipy knows single maps"):
         asc.jacobian(attention, some_measure(stack=(2,))).to_scipy()
+
+
+def test_a_stack_that_came_from_float32_can_be_cut(randn: Callable[..., Tensor]) -> None:
+    """Its weights 1/7 sum to one in float32 only."""
+    mu = asc.Particles(randn(3, 7, 4, dtype=torch.float32)).to(torch.float64)
+    op = asc.jacobian(asc.Softmax(some_heads()), mu)
+    assert op.restrict is not None
+    u, index = randn(3, 7, 4), torch.tensor([2, 0])
+    torch.testing.assert_close(op.restrict(index).mv(u[index]), op.mv(u)[index])

@@ -19,8 +19,9 @@ from torch import Tensor
 
 import attnscope as asc
 from attnscope.operators.bracket import log_polynomials, smallest_overlap
-from attnscope.operators.lanczos import Lanczos, starts
+from attnscope.operators.lanczos import Lanczos
 from attnscope.operators.operator import LinearOperator
+from attnscope.operators.starts import draw
 
 
 def of_matrix(m: Tensor) -> LinearOperator:
@@ -116,8 +117,8 @@ def test_a_stack_equals_a_loop(randn: Callable[..., Tensor]) -> None:
     assert together.pairs.shape == (2, 5)
     assert together.right.shape == (2, 5, 30)
     assert len(set(together.pairs.flatten().tolist())) > 1
-    first = starts(3, 7, of_matrix(m), seed=4)
-    torch.testing.assert_close(first[:2], starts(2, 7, of_matrix(m), seed=4))
+    three, two = (draw(of_matrix(m[0, :count]), seed=4).vectors for count in (3, 2))
+    torch.testing.assert_close(three[:2], two)
 
 
 @given(seed=st.integers(0, 10**6), pairs=st.integers(1, 12))
@@ -126,7 +127,7 @@ def test_the_last_product_lies_between_half_a_pair_and_a_pair_more(seed: int, pa
     above what the next pair gives.
     """
     m = torch.randn(40, 40, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    lanczos = Lanczos(of_matrix(m[None]), starts(1, 40, of_matrix(m[None]), seed))
+    lanczos = Lanczos(of_matrix(m[None]), draw(of_matrix(m[None]), seed).vectors)
     for _ in range(pairs + 1):
         lanczos.step()
     known = lanczos.process.matrices()[0]
@@ -431,3 +432,24 @@ def test_nothing_remains_when_all_values_are_found(randn: Callable[..., Tensor])
     torch.testing.assert_close(
         found.residuals, torch.zeros(4, dtype=torch.float64), atol=1e-9, rtol=0
     )
+
+
+@pytest.mark.parametrize("size", [300.0, 3000.0])
+def test_large_scores_leave_float32_for_float64(size: float, randn: Callable[..., Tensor]) -> None:
+    """Scores of 1e5 and 1e7: a product in float32 is then wrong by a percent, or altogether."""
+    A, V, x = randn(4, 4).float(), randn(4, 4).float(), randn(12, 4).float() * size
+    attention, mu = asc.Softmax(asc.Heads.from_matrices(A, V)), asc.Particles(x)
+    op = asc.jacobian(attention, mu)
+    exact = asc.jacobian(attention.to(torch.float64), mu.to(torch.float64))
+    truth = torch.linalg.matrix_norm(exact.to_dense(), 2).item()
+    found = asc.spectral_norm(op, tol=1e-4, failure_probability=1e-6)
+    assert (1 - 1e-5) * truth <= found.lower <= truth <= found.upper
+    assert asc.singular_values(op, k=1).values[0] == pytest.approx(truth, rel=1e-5)
+
+
+def test_scores_that_float64_cannot_hold_are_refused(randn: Callable[..., Tensor]) -> None:
+    attention = asc.Softmax(asc.Heads.from_matrices(randn(3, 3), randn(3, 3)))
+    op = asc.jacobian(attention, asc.Particles(randn(6, 3) * 1e10))
+    for call in (asc.spectral_norm, asc.singular_values):
+        with pytest.raises(ValueError, match="scores of attention overflow"):
+            call(op)

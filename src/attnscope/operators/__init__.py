@@ -12,10 +12,12 @@ from attnscope.operators.attention import of_attention
 from attnscope.operators.operator import LinearOperator, of_function
 from attnscope.operators.several import SingularValues, singular_values
 from attnscope.operators.spectrum import SpectralNorm, spectral_norm
+from attnscope.operators.starts import Near
 from attnscope.validation import described
 
 __all__ = [
     "LinearOperator",
+    "Near",
     "SingularValues",
     "SpectralNorm",
     "jacobian",

@@ -11,12 +11,28 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-TILE_ROWS = 256
-NARROW_TILE_ROWS = 64
-"""Where rows read different ranges, short strips waste less on what is hidden."""
 LEAST_TILE_ROWS = 16
-TILE_ENTRIES = 2**20
-"""A few megabytes: a tile is read and written several times and should stay in the cache."""
+
+
+class Sizes(NamedTuple):
+    """How large tiles are: rows of queries, fewer where rows read different ranges and short strips
+    waste less on what is hidden, and scores of all problems together.
+    """
+
+    rows: int
+    narrow: int
+    entries: int
+
+
+IN_CACHE = Sizes(256, 64, 2**20)
+"""A few megabytes: on a CPU a tile is read and written several times and should stay in the cache.
+"""
+LAUNCHED = Sizes(1024, 256, 2**25)
+"""Elsewhere each operation is a launch, and must be large enough to fill the device."""
+
+
+def tile_sizes(device: torch.device) -> Sizes:
+    return IN_CACHE if device.type == "cpu" else LAUNCHED
 
 
 class Inputs(NamedTuple):
@@ -69,11 +85,13 @@ class Grid:
         boolean = mask is not None and mask.dtype == torch.bool
         self.reads = self.biases(mask) if boolean else None
         self.inside = None if boolean else mask
+        self.sizes = tile_sizes(q.device)
+        self.strips = list(self._strips())
 
     def tiles(self) -> Iterator[Tile]:
-        for rows, keys, free in self._strips():
+        for rows, keys, free in self.strips:
             height, width = rows.stop - rows.start, keys.stop - keys.start
-            at_once = max(1, TILE_ENTRIES // (self.shared * height * width))
+            at_once = max(1, self.sizes.entries // (self.shared * height * width))
             batches, groups = max(1, at_once // self.groups), min(at_once, self.groups)
             for b in range(0, self.batches, batches):
                 batch = slice(b, min(b + batches, self.batches))
@@ -85,19 +103,21 @@ class Grid:
 
     def _strips(self) -> Iterator[tuple[slice, slice, slice]]:
         """Rows, the keys that some of them read, and those that all of them read."""
-        most = TILE_ROWS if self.inside is None else NARROW_TILE_ROWS
-        height = min(most, max(LEAST_TILE_ROWS, TILE_ENTRIES // (self.shared * self.n)))
+        rows, narrow, entries = self.sizes
+        most = rows if self.inside is None else narrow
+        height = min(most, max(LEAST_TILE_ROWS, entries // (self.shared * self.n)))
+        ends = None if self.inside is None else self.inside.cpu()  # once, not at every product
         for start in range(0, self.m, height):
-            rows = slice(start, min(start + height, self.m))
-            if self.inside is None:
-                yield rows, slice(0, self.n), slice(0, self.n)
+            strip = slice(start, min(start + height, self.m))
+            if ends is None:
+                yield strip, slice(0, self.n), slice(0, self.n)
                 continue
-            first, stop = self.inside[:, 0, rows].flatten(0, 1).unbind(-1)
+            first, stop = ends[:, 0, strip].flatten(0, 1).unbind(-1)
             low = min(int(first.min()), self.n - 1)
             high = max(int(stop.max()), low + 1)  # one key even where no row reads any
             free = (int(first.max()) - low, int(stop.min()) - low)
             # where no key is free for all, every column is looked at: both ends then meet at 0
-            yield rows, slice(low, high), slice(*free) if free[0] < free[1] else slice(0, 0)
+            yield strip, slice(low, high), slice(*free) if free[0] < free[1] else slice(0, 0)
 
     def hide(self, tile: Tile, z: Tensor) -> None:
         """Write -inf where a row does not read a key."""

@@ -10,13 +10,14 @@ import dataclasses
 from copy import copy
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from attnscope.attention import Attention, Kernel
+from attnscope.attention import Attention
 from attnscope.measures import Particles
 from attnscope.operators.kernels import SoftmaxKernel
 from attnscope.operators.operator import LinearOperator, of_function
+from attnscope.operators.precision import widened
 
 ROWS_AT_ONCE = 4096
 """The adjoint projects this many rows at a time, and writes them over the gradients that it no
@@ -28,13 +29,18 @@ def of_attention(attention: Attention, mu: Particles) -> LinearOperator:
     """The derivative of one attention layer at mu, with the metric of mu; a stack of measures gives
     a stack.
     """
+    check_masses(attention, mu)
+    return _of_checked(attention, mu)
+
+
+def check_masses(attention: Attention, mu: Particles) -> None:
+    """Refuse a measure that does not fit the attention, or a particle without mass."""
     attention.check(mu.x, mu)
     if not (mu.weights > 0).all():
         raise ValueError(
             "the Jacobian in L2(mu) needs every weight above 0: drop the particles that carry no"
             " mass."
         )
-    return _of_checked(attention, mu)
 
 
 def _of_checked(attention: Attention, mu: Particles, layer: _Layer | None = None) -> LinearOperator:
@@ -43,47 +49,76 @@ def _of_checked(attention: Attention, mu: Particles, layer: _Layer | None = None
     if layer is not None:
         shape = tuple(mu.x.shape[-2:])
         plain = LinearOperator(
-            layer.mv, layer.rmv, shape, shape, mu.x.dtype, mu.x.device, tuple(mu.x.shape[:-2])
-        )
+            layer.mv, layer.rmv, shape, shape, mu.x.dtype, mu.x.device, tuple(mu.x.shape[:-2]),
+            rounding=layer.kernel.rounding(),
+        )  # fmt: skip
     else:
         plain = of_function(lambda x: attention.dense(x, mu.at(x)), mu.x, stack=mu.x.ndim - 2)
-    weights = mu.weights
-    uniform = bool((weights == weights[..., :1]).all())
-    mass = weights.unsqueeze(-1)
 
     def restrict(index: Int[Tensor, " c"]) -> LinearOperator:
         return _of_checked(
-            attention, _sub_stack(mu, index), None if layer is None else layer.restricted(index)
+            attention, mu.rows(index), None if layer is None else layer.restricted(index)
         )
 
     return dataclasses.replace(
-        plain,
-        rmv=plain.rmv if uniform else lambda v: plain.rmv(mass * v) / mass,
-        weights=None if uniform else weights,
+        in_metric(plain, mu.weights),
         exact=(
             None
             if mu.x.dtype == torch.float64
-            else lambda: _of_checked(attention.to(torch.float64), mu.to(torch.float64))
+            else lambda: _of_checked(widened(attention, mu.x.device), widened(mu, mu.x.device))
         ),
         restrict=restrict if mu.x.ndim > 2 else None,
     )
 
 
+def in_metric(plain: LinearOperator, weights: Float[Tensor, "*stack n"]) -> LinearOperator:
+    """A map whose adjoint is the Euclidean one, with the adjoint of these weights."""
+    if bool((weights == weights[..., :1]).all()):
+        return plain
+    mass = weights.unsqueeze(-1)
+    return dataclasses.replace(plain, rmv=lambda v: plain.rmv(mass * v) / mass, weights=weights)
+
+
 def _analytic(attention: Attention, mu: Particles) -> _Layer | None:
     """The layer in closed form where the variant declares what that needs, None elsewhere."""
+    kernel = softmax_kernel(attention, mu)
+    return None if kernel is None else _Layer(attention, mu, kernel)
+
+
+@torch.no_grad()
+def softmax_kernel(
+    attention: Attention, mu: Particles, heads_first: bool = False
+) -> SoftmaxKernel | None:
+    """The derivatives of the coupling, one problem for each sequence and head (the heads of a
+    sequence together, or the sequences of a head); None where the variant has no closed form.
+    """
     if not attention.normalised or attention.bias_of == "measure":
         return None
-    with torch.no_grad():
-        kernel = attention.kernel(mu.x, mu)
-        return None if kernel is None else _Layer(attention, mu, kernel)
+    kernel = attention.kernel(mu.x, mu)
+    if kernel is None:
+        return None
+    heads, stack = attention.heads, mu.x.ndim - 2
 
+    def problems(part: Shaped[Tensor, "*stack h ..."]) -> Shaped[Tensor, "g ..."]:
+        return (part.movedim(stack, 0) if heads_first else part).flatten(0, stack)
 
-def _sub_stack(mu: Particles, index: Tensor) -> Particles:
-    def picked(part: Tensor) -> Tensor:
-        return part.flatten(0, mu.x.ndim - 3)[index]
-
-    positions = None if mu.positions is None else picked(mu.positions)
-    return Particles(picked(mu.x), picked(mu.weights), positions)
+    places = None
+    if attention.causal:
+        places = problems(mu.places().unsqueeze(-2).expand(kernel.bias.shape))
+    slope = attention.bias_slope(kernel.k) if attention.bias_of == "key" else None
+    number = torch.arange(heads.count, device=mu.x.device).expand(*mu.x.shape[:-2], -1)
+    return SoftmaxKernel(
+        problems(kernel.q),
+        problems(kernel.k),
+        problems(heads.read(mu.x)),
+        problems(kernel.bias),
+        kernel.scale,
+        position_bias=attention.position_bias(*attention.token_numbers(mu.x, mu, None)),
+        places=places,
+        triangular=attention.causal and mu.positions is None,
+        slope=None if slope is None else problems(slope),
+        head=problems(number),
+    )
 
 
 class _Layer:
@@ -94,26 +129,12 @@ class _Layer:
     the kernel are views of them.
     """
 
-    def __init__(self, attention: Attention, mu: Particles, kernel: Kernel) -> None:
+    def __init__(self, attention: Attention, mu: Particles, kernel: SoftmaxKernel) -> None:
         self.heads = heads = attention.heads
         self.at = torch.arange(mu.n, device=mu.x.device) if heads.rotary is not None else None
         self.into = [part.flatten(0, 1) for part in (heads.query, heads.key, heads.value)]
         self.out = None if heads.output is None else heads.output.transpose(0, 1).flatten(1)
-        places = None
-        if attention.causal:
-            places = mu.places().unsqueeze(-2).expand(kernel.bias.shape).flatten(0, -2)
-        slope = attention.bias_slope(kernel.k) if attention.bias_of == "key" else None
-        self.kernel = SoftmaxKernel(
-            kernel.q.flatten(0, -3),
-            kernel.k.flatten(0, -3),
-            heads.read(mu.x).flatten(0, -3),
-            kernel.bias.flatten(0, -2),
-            kernel.scale,
-            position_bias=attention.position_bias(*attention.token_numbers(mu.x, mu, None)),
-            places=places,
-            triangular=attention.causal and mu.positions is None,
-            slope=None if slope is None else slope.flatten(0, -3),
-        )
+        self.kernel = kernel
 
     def restricted(self, index: Int[Tensor, " c"]) -> _Layer:
         """The layer at these sequences of the stack alone."""

@@ -36,6 +36,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.operators._tiles import Grid, Inputs, Tile
+from attnscope.operators.kernels import STORED_BYTES, STORED_ROWS
 
 __all__ = ["Form", "Inputs", "Tiled"]
 
@@ -75,7 +76,14 @@ class Tiled:
         sinks: Tensor | None,
         mask: Tensor | None,
         form: Form,
+        keep: bool = False,
     ) -> None:
+        """With `keep` tiles are made once, where they fit a budget: for many products at one
+        point.
+        """
+        entries = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+        small = q.shape[2] <= STORED_ROWS and entries * q.element_size() <= STORED_BYTES
+        self.kept: dict[tuple[int, int], _Made] | None = {} if keep and small else None
         self.form, self.masked, self.given = form, mask is not None, (bias, sinks)
         self.grid = Grid(q, k, mask)
         self.q, self.k, self.v = self.grid.queries(q), self.grid.keys(k), self.grid.keys(v)
@@ -191,6 +199,14 @@ class Tiled:
         return z, tanh
 
     def _again(self, tile: Tile, rows: Tensor) -> _Made:
+        if self.kept is None:
+            return self._made(tile, rows)
+        place = tile.problems.start, tile.rows.start
+        if place not in self.kept:
+            self.kept[place] = self._made(tile, rows)
+        return self.kept[place]
+
+    def _made(self, tile: Tile, rows: Tensor) -> _Made:
         z, tanh = self._scores(tile)
         top, total = self.grid.grouped(rows)[tile.there].split(1, -1)
         sink = None if self.sinks is None else (self.sinks[tile.batch, tile.group] - top).exp_()

@@ -13,7 +13,8 @@ d).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from copy import copy
 from typing import NamedTuple
 
@@ -21,12 +22,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-TILE_ROWS = 256
-TRIANGLE_TILE_ROWS = 64
-"""Under a causal mask small blocks waste less on the hidden half of the diagonal."""
-TILE_ENTRIES = 2**20
-STORED_BYTES = 2**30
-"""P is stored while it takes no more than this."""
+from attnscope.operators._tiles import tile_sizes
+from attnscope.operators.precision import wide
+
+STORED_BYTES, STORED_ROWS = 2**30, 2048
+"""P is stored while it takes no more than this, and up to this length: beyond, it is many times as
+large as the tokens, and the basis of a search needs the room.
+"""
 
 
 class Tile(NamedTuple):
@@ -59,9 +61,11 @@ class SoftmaxKernel:
         places: Float[Tensor, "g n"] | None = None,
         triangular: bool = False,
         slope: Float[Tensor, "g n k"] | None = None,
+        head: Int[Tensor, " g"] | None = None,
     ) -> None:
         """`places` switch the causal mask on; `triangular` says that they are in order, so that row
-        i reads keys up to i; `slope` is the gradient of a key bias that moves with its key.
+        i reads keys up to i; `slope` is the gradient of a key bias that moves with its key; `head`
+        is the number of each problem's position bias.
 
         Queries and keys are held times the scale: every product with a change wants them so.
         """
@@ -72,11 +76,11 @@ class SoftmaxKernel:
             triangular,
             slope,
         )
+        self.head = head
         self.o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=v.dtype, device=v.device)
         entries = q.shape[0] * q.shape[1] * k.shape[1] // (2 if triangular else 1)
-        self.stored: list[Tensor] | None = (
-            [] if entries * q.element_size() <= STORED_BYTES else None
-        )
+        small = q.shape[1] <= STORED_ROWS and entries * q.element_size() <= STORED_BYTES
+        self.stored: list[Tensor] | None = [] if small else None
         self.normaliser = None if self.stored is not None else torch.empty_like(q[..., 0])
         for tile in self._tiles():
             scores = self._scores(tile)
@@ -92,6 +96,10 @@ class SoftmaxKernel:
                 p = torch.softmax(scores, dim=-1, out=self.stored[tile.block][tile.group])
             self.o[tile.group, tile.rows] = torch.bmm(p, v[tile.group, : tile.keys])
 
+    def rounding(self) -> float:
+        """An estimate of the relative error of products."""
+        return rounding_of(self.q, self.k, 1 / abs(self.scale))
+
     def restricted(self, index: Int[Tensor, " c"]) -> SoftmaxKernel:
         """The kernel of these problems alone, nothing computed again."""
 
@@ -103,7 +111,7 @@ class SoftmaxKernel:
             part[index] for part in (self.q, self.k, self.v, self.o, self.bias)
         )
         smaller.normaliser, smaller.places = some(self.normaliser), some(self.places)
-        smaller.slope = some(self.slope)
+        smaller.slope, smaller.head = some(self.slope), some(self.head)
         smaller.stored = None if self.stored is None else [p[index] for p in self.stored]
         return smaller
 
@@ -117,7 +125,7 @@ class SoftmaxKernel:
         """The change of o when queries, keys, values (and key bias) change; written over `q` where
         that has its shape.
         """
-        out = q if q.shape == self.o.shape else _token_major(torch.empty, self.o)
+        out = q if q.shape == self.o.shape else _token_major(self.o)
         for tile in self._tiles():
             p = self._coupling(tile)
             _, group, rows, keys = tile
@@ -137,29 +145,32 @@ class SoftmaxKernel:
         shape), keys, values and key bias.
         """
         grads = Gradients(
-            o if o.shape == self.q.shape else _token_major(torch.empty, self.q),
-            _token_major(torch.zeros, self.k),
-            _token_major(torch.zeros, self.v),
+            o if o.shape == self.q.shape else _token_major(self.q),
+            _token_major(self.k),
+            _token_major(self.v),
             None if self.slope is None else torch.zeros_like(self.bias),
         )
-        for tile in self._tiles():
+        for tile in reversed(list(self._tiles())):
             p = self._coupling(tile)
             _, group, rows, keys = tile
+            # the last rows read every key: they come first, and write where the others add
+            kept = 0 if rows.stop == self.q.shape[1] else 1
             here = o[group, rows]
-            grads.v[group, :keys].baddbmm_(p.mT, here)
+            grads.v[group, :keys].baddbmm_(p.mT, here, beta=kept)
             change = torch.bmm(here, self.v[group, :keys].mT)
             change -= (here * self.o[group, rows]).sum(-1, keepdim=True)
             change *= p
             grads.q[group, rows] = torch.bmm(change, self.k[group, :keys])
-            grads.k[group, :keys].baddbmm_(change.mT, self.q[group, rows])
+            grads.k[group, :keys].baddbmm_(change.mT, self.q[group, rows], beta=kept)
             if grads.bias is not None:
                 grads.bias[group, :keys] += change.sum(-2)
         return grads
 
     def _tiles(self) -> Iterator[Tile]:
         problems, m, n = *self.q.shape[:2], self.k.shape[1]
-        rows = min(TRIANGLE_TILE_ROWS if self.triangular else TILE_ROWS, m)
-        size = max(1, TILE_ENTRIES // (rows * n))
+        sizes = tile_sizes(self.q.device)
+        rows = min(sizes.narrow if self.triangular else sizes.rows, m)
+        size = max(1, sizes.entries // (rows * n))
         for block, start in enumerate(range(0, m, rows)):
             stop = min(start + rows, m)
             for first in range(0, problems, size):
@@ -184,12 +195,8 @@ class SoftmaxKernel:
             self.k[group, :keys].mT,
             alpha=1 / self.scale,
         )
-        if self.position_bias is not None:
-            heads = (
-                torch.arange(group.start, group.stop, device=scores.device)
-                % self.position_bias.shape[0]
-            )
-            scores += self.position_bias[heads, rows, :keys]
+        if self.position_bias is not None and self.head is not None:
+            scores += self.position_bias[self.head[group], rows, :keys]
         if self.places is not None:
             first = rows.start if self.triangular else 0
             hidden = self.places[group, None, first:keys] > self.places[group, rows, None]
@@ -197,9 +204,15 @@ class SoftmaxKernel:
         return scores
 
 
-def _token_major(
-    make: Callable[..., Tensor], like: Float[Tensor, "g n k"]
-) -> Float[Tensor, "g n k"]:
-    """A tensor of this shape that lies token by token in memory, as projections want it."""
+def rounding_of(q: Float[Tensor, "g m k"], k: Float[Tensor, "g n k"], scale: float) -> float:
+    r"""An estimate of the relative error of products: a derivative is a difference of terms as
+    large as the scores, $us\,\max_i|q_i|\max_j|k_j|$ with u the unit roundoff.
+    """
+    largest = (wide(part).norm(dim=-1).amax(-1) for part in (q, k))
+    return 2 * torch.finfo(q.dtype).eps * math.prod(largest).max().item() * scale
+
+
+def _token_major(like: Float[Tensor, "g n k"]) -> Float[Tensor, "g n k"]:
+    """Room for a tensor of this shape that lies token by token, as projections want it."""
     problems, n, k = like.shape
-    return make(n, problems, k, dtype=like.dtype, device=like.device).transpose(0, 1)
+    return like.new_empty(n, problems, k).transpose(0, 1)

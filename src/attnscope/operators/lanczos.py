@@ -19,7 +19,8 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from attnscope.operators.operator import LinearOperator
-from attnscope.operators.scaling import exponents, norms, times_powers
+from attnscope.operators.precision import lengths
+from attnscope.operators.scaling import in_range, norms
 
 BLOCK = 8
 MORE_STEPS = 20
@@ -163,24 +164,35 @@ class Basis:
         for number, block in enumerate(self.blocks):
             yield block[:, : self.count - number * BLOCK]
 
-    def remove_from(self, w: Float[Tensor, "b N"]) -> Float[Tensor, "b N"]:
-        r"""$w \leftarrow w - V V^T w$, in place."""
+    def remove_from(self, w: Float[Tensor, "b N"]) -> Float[Tensor, " b"]:
+        r"""$w \leftarrow w - V V^T w$, in place; returns $\|V^Tw\|^2$, what was removed."""
+        removed = w.new_zeros(len(w))
         for block in self.filled():
             overlap = torch.bmm(
                 w.unsqueeze(1), block.mT
             )  # eight times faster on a stack than block @ w
             w.unsqueeze(1).baddbmm_(overlap, block, alpha=-1)
-        return w
+            removed += overlap.square().sum((1, 2))
+        return removed
 
-    def combined(self, coordinates: Float[Tensor, "b k"]) -> Float[Tensor, "b N"]:
-        parts = zip(coordinates.split(BLOCK, dim=1), self.filled(), strict=True)
-        return sum(torch.bmm(part.unsqueeze(1), block)[:, 0] for part, block in parts)  # type: ignore[return-value]
+    def combined(
+        self, coordinates: Float[Tensor, "r c k"], rows: Int[Tensor, " r"]
+    ) -> Float[Tensor, "r c N"]:
+        """Combinations of the vectors of these problems, in ascending order, c for each."""
+        parts = zip(coordinates.split(BLOCK, dim=2), self.filled(), strict=True)
+        return sum(  # type: ignore[return-value]
+            torch.bmm(part, block if len(rows) == len(block) else block[rows])  # all: no copy
+            for part, block in parts
+        )
 
-    def shrink(self, order: Int[Tensor, " c"]) -> None:
+    def shrink(self, order: Int[np.ndarray, " c"]) -> None:
         """Keep these problems, in this order; those that keep their place are not copied."""
-        moved = (order != torch.arange(len(order), device=order.device)).nonzero()[:, 0]
+        moved = np.flatnonzero(order != np.arange(len(order)))
+        to, origin = (
+            torch.as_tensor(rows, device=self.blocks[0].device) for rows in (moved, order[moved])
+        )
         for number, block in enumerate(self.blocks):
-            block[moved] = block[order[moved]]
+            block[to] = block[origin]
             self.blocks[number] = block[: len(order)]
 
 
@@ -205,35 +217,59 @@ class Lanczos:
         self.scale = np.zeros(problems)
         self.v = self.start
         self.u = torch.zeros(0)
+        self.beta = torch.zeros(0)
         self.basis = Basis([])
 
     def step(self) -> None:
-        """One product with J and one with its adjoint for every active problem."""
-        process, active = self.process, self.active
+        """One product with J and one with its adjoint for every active problem.
+
+        Everything happens on the device, and what the host decides from comes back in one transfer
+        at the end; in a second one only where a remainder has nearly vanished.
+        """
         self.basis.append(self.v)
         r = self.op.mv(self.v.reshape(-1, *self.op.in_shape)).reshape(len(self.v), -1)
-        if process.alpha.shape[1]:
-            r = torch.addcmul(r, self._column(process.beta[:, -1]), self.u, value=-1)
-        alpha = self._norms(r)
-        stuck = active & (alpha <= self.rounding * math.sqrt(self.start.shape[1]) * self.scale)
-        self.u = self._divided(r, alpha, active & ~stuck)
+        if self.basis.count > 1:
+            r = torch.addcmul(r, self._column(self.beta), self.u, value=-1)
+        alpha = lengths(r)
+        most = self.rounding * math.sqrt(self.start.shape[1]) * self.scale
+        stuck = self._sent(np.where(self.active, most, np.inf), alpha)
+        moves = (alpha > stuck) & in_range(alpha, r.dtype)
+        self.u = r * self._column(torch.where(moves, 1 / alpha, 0.0))
         w = self.op.rmv(self.u.reshape(-1, *self.op.out_shape)).reshape(len(self.v), -1)
-        w = torch.addcmul(w, self._column(alpha), self.v, value=-1)
-        before = self._norms(w)
-        beta = self._norms(self.basis.remove_from(w))
-        if (beta < before / 2).any():
-            beta = self._norms(self.basis.remove_from(w))
+        w = torch.addcmul(w, self._column(torch.where(moves, alpha, 0.0)), self.v, value=-1)
+        removed = self.basis.remove_from(w)
+        self.beta = lengths(w)
+        told = torch.stack([alpha, self.beta, removed.to(alpha.dtype), moves.to(alpha.dtype)])
+        found, beta, lost, moved = told.cpu().double().numpy()
+        if (lost > 3 * beta**2).any():  # less than half is left: it may not be orthogonal yet
+            self.basis.remove_from(w)
+            self.beta = lengths(w)
+            beta = self.beta.cpu().double().numpy()
+        if (self.active & (moved == 0)).any():
+            found = norms(r)  # stuck, unless squares have left the range
+        self._check(found, beta)
+        self._remember(found, beta, self.active & (moved == 0))
+        going = self.active & ~self.process.finished
+        inverse = np.divide(1.0, beta, out=np.zeros_like(beta), where=going)
+        self.v = w * self._column(self._sent(inverse, w))
+
+    def _remember(
+        self,
+        alpha: Float64[np.ndarray, " b"],
+        beta: Float64[np.ndarray, " b"],
+        stuck: Bool[np.ndarray, " b"],
+    ) -> None:
+        """Write down the coefficients of a step, and which problems they finish."""
+        process, active = self.process, self.active
         beta = np.where(stuck, self.scale, beta)  # not known, at most this
         alpha, beta = np.where(active, alpha, 0.0), np.where(active, beta, 0.0)
         process.alpha = np.concatenate([process.alpha, alpha[:, None]], axis=1)
         process.beta = np.concatenate([process.beta, beta[:, None]], axis=1)
         process.steps = process.steps + active
         self.scale = np.maximum(self.scale, np.hypot(alpha, beta))
-        invariant = active & (
+        process.finished |= active & (
             stuck | (beta <= self.rounding * self.scale) | (process.steps >= self.start.shape[1])
         )
-        process.finished |= invariant
-        self.v = self._divided(w, beta, active & ~invariant)
 
     def freeze(self, done: Bool[np.ndarray, " b"]) -> None:
         """These problems stop here: their vectors become zero and cost nothing in later steps but
@@ -243,14 +279,17 @@ class Lanczos:
         keep = torch.as_tensor(self.active, device=self.v.device)[:, None]
         self.v, self.u = self.v * keep, self.u * keep
 
-    def vectors(self, coordinates: Float64[np.ndarray, "b k"]) -> Float[Tensor, "b N"]:
-        """Combinations of the basis vectors, one per problem; one coordinate more than steps takes
+    def vectors(
+        self, coordinates: Float64[np.ndarray, "r c k"], rows: Int[np.ndarray, " r"]
+    ) -> Float[Tensor, "r c N"]:
+        """Combinations of the basis vectors of these problems; one coordinate more than steps takes
         the next vector too.
         """
         made = torch.as_tensor(coordinates, dtype=self.op.dtype, device=self.v.device)
-        held, beyond = made[:, : self.basis.count], made[:, self.basis.count :]
-        combined = self.basis.combined(held)
-        return torch.addcmul(combined, beyond, self.v) if beyond.shape[1] else combined
+        index = torch.as_tensor(rows, device=self.v.device)
+        held, beyond = made[..., : self.basis.count], made[..., self.basis.count :]
+        combined = self.basis.combined(held, index)
+        return combined + beyond * self.v[index, None] if beyond.shape[2] else combined
 
     def shrink(self) -> Int[np.ndarray, " c"]:
         """Go on with the active problems alone, on the operator of that sub-stack; returns which
@@ -262,34 +301,28 @@ class Lanczos:
         order[~self.active[:left]] = left + np.flatnonzero(self.active[left:])
         index = torch.as_tensor(order, device=self.v.device)
         self.op = self.op.restrict(index)
-        self.basis.shrink(index)
-        self.start, self.v, self.u = self.start[index], self.v[index], self.u[index]
+        self.basis.shrink(order)
+        self.start, self.v, self.u, self.beta = (
+            part[index] for part in (self.start, self.v, self.u, self.beta)
+        )
         self.active, self.scale = self.active[order], self.scale[order]
         self.process = self.process.rows(order)
         return order
 
-    def _norms(self, vectors: Tensor) -> Float64[np.ndarray, " b"]:
-        found = norms(vectors)
-        if not np.isfinite(found).all():
-            bad = np.flatnonzero(~np.isfinite(found)).tolist()
+    def _check(self, *found: Float64[np.ndarray, " b"]) -> None:
+        bad = np.flatnonzero(~np.isfinite(found).all(axis=0)).tolist()
+        if bad:
             raise ValueError(
                 f"the operator returned NaN or infinite values for problem(s) {bad}: an overflow in"
                 f" {self.op.dtype}, or a fully masked row. Use smaller inputs or a wider dtype."
             )
-        return found
 
-    def _column(self, values: Float64[np.ndarray, " b"]) -> Tensor:
-        return torch.as_tensor(values, dtype=self.op.dtype, device=self.v.device)[:, None]
+    def _column(self, values: Float[Tensor, " b"]) -> Float[Tensor, "b 1"]:
+        return values.to(self.op.dtype)[:, None]
 
-    def _divided(
-        self, vectors: Tensor, lengths: Float64[np.ndarray, " b"], where: Bool[np.ndarray, " b"]
-    ) -> Tensor:
-        """Unit vectors where `where` holds, zero elsewhere."""
-        powers = exponents(lengths)
-        if powers.any():  # one over such a length may be out of range
-            vectors, lengths = times_powers(vectors, -powers), np.ldexp(lengths, -powers)
-        inverse = np.where(where, 1 / np.where(lengths > 0, lengths, 1.0), 0.0)
-        return vectors * self._column(inverse)
+    def _sent(self, values: Float64[np.ndarray, " b"], like: Tensor) -> Float[Tensor, " b"]:
+        """Numbers of the host on the device: they wait for nothing there."""
+        return torch.as_tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)
 
 
 def noise(dtype: torch.dtype) -> float:
@@ -297,22 +330,3 @@ def noise(dtype: torch.dtype) -> float:
     from rounding.
     """
     return 4 * torch.finfo(dtype).eps
-
-
-def starts(
-    problems: int, size: int, op: LinearOperator, seed: int, attempt: int = 0, first: int = 0
-) -> Float[Tensor, "b N"]:
-    """Uniformly random unit vectors, one per problem from (seed, attempt, problem number):
-    independent of the size of the stack.
-    """
-    made = []
-    for number in range(first, first + problems):
-        state = int(
-            np.random.SeedSequence((seed, attempt, number)).generate_state(1, np.uint64)[0]
-            >> np.uint64(1)
-        )
-        draw = torch.randn(
-            size, generator=torch.Generator().manual_seed(state), dtype=torch.float64
-        )
-        made.append(draw / torch.linalg.vector_norm(draw))
-    return torch.stack(made).to(op.device, op.dtype)

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.operators.operator import LinearOperator
+from attnscope.operators.precision import wide
 from attnscope.validation import check_shape, check_tensor
 
 
@@ -47,9 +48,7 @@ def of_norm(
         device=x.device,
         stack=tuple(x.shape[:-2]),
         exact=(
-            None
-            if x.dtype == torch.float64
-            else lambda: of_norm(x.to(torch.float64), gain.to(torch.float64), eps, centred)
+            None if x.dtype == torch.float64 else lambda: of_norm(wide(x), wide(gain), eps, centred)
         ),
         restrict=(
             None

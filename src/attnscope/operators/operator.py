@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.sparse.linalg import LinearOperator as ScipyOperator
 from torch import Tensor
 
+from attnscope.operators.precision import wide
 from attnscope.validation import brief, check_same_kind, check_shape, check_tensor
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator as ScipyOperator
 
 MOST_DENSE_ENTRIES = 2**27
 AGREEMENT = 1e-3
@@ -29,12 +32,13 @@ float32 stay far below.
 
 @dataclass(frozen=True, eq=False)
 class LinearOperator:
-    """A linear map between tensors, or a stack of independent ones: vectors have shape (*stack,
-    *in_shape).
+    """A linear map between tensors, or a stack of independent ones: vectors have shape
+    `(*stack, *in_shape)`.
 
     `mv` applies it and `rmv` its adjoint in the metric of `weights` (None: the Euclidean one).
     `exact` is the same map in float64 when this one is not; `restrict(index)` is the sub-stack of
-    these problems.
+    these problems; `rounding` is the relative error of a product where it may exceed what the
+    precision explains.
     """
 
     mv: Callable[[Tensor], Tensor]
@@ -47,6 +51,7 @@ class LinearOperator:
     weights: Float[Tensor, "*stack n"] | None = None
     exact: Callable[[], LinearOperator] | None = None
     restrict: Callable[[Tensor], LinearOperator] | None = None
+    rounding: float = field(default=0.0, repr=False)
 
     __repr__ = brief
 
@@ -95,6 +100,7 @@ class LinearOperator:
                 if outer_part is None or inner_part is None
                 else lambda index: outer_part(index) @ inner_part(index)
             ),
+            rounding=self.rounding + inner.rounding,
         )
 
     def plus(self, multiple: float) -> LinearOperator:
@@ -181,7 +187,13 @@ class LinearOperator:
             )
             for e in basis
         ]
-        return torch.stack(made, dim=-1)
+        dense = torch.stack(made, dim=-1)
+        if not dense.isfinite().all():
+            raise ValueError(
+                f"products of this map overflow {self.dtype}. Scale the tokens or the heads down,"
+                " or use a wider dtype."
+            )
+        return dense
 
     def to_scipy(self) -> ScipyOperator:
         """A scipy LinearOperator on flat vectors; its adjoint is the Euclidean one of the whitened
@@ -191,6 +203,8 @@ class LinearOperator:
             raise ValueError(
                 f"scipy knows single maps, got a stack {self.stack}: pass one of them."
             )
+        from scipy.sparse.linalg import LinearOperator as ScipyOperator
+
         op = self.flat()
 
         def on_arrays(product: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], np.ndarray]:
@@ -304,7 +318,7 @@ def _differentiated(
         dtype=x.dtype,
         device=x.device,
         stack=tuple(x.shape[:stack]),
-        exact=None if double is None else lambda: of_function(double, x.to(torch.float64), stack),
+        exact=None if double is None else lambda: of_function(double, wide(x), stack),
         restrict=None if not stack else restrict,
     )
 
@@ -314,14 +328,13 @@ def _is_adjoint(op: LinearOperator) -> bool:
     rounding hides no lost derivative.
     """
     generator = torch.Generator().manual_seed(0)
-    r = torch.randn((*op.stack, *op.out_shape), generator=generator, dtype=torch.float64).to(
-        op.device, op.dtype
-    )
+    r = torch.randn((*op.stack, *op.out_shape), generator=generator, dtype=torch.float64)
+    r = r.to(op.dtype).to(op.device)
     pulled = op.rmv(r)
     size = float(pulled.abs().max()) or 1.0  # products of products may be out of range
     pulled = pulled / size
     there, back = (
-        float((a.double() * b.double()).sum()) for a, b in ((op.mv(pulled), r), (pulled, pulled))
+        float((wide(a) * wide(b)).sum()) for a, b in ((op.mv(pulled), r), (pulled, pulled))
     )
     if not math.isfinite(there) or not math.isfinite(size):
         raise ValueError(

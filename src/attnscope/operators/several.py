@@ -6,15 +6,16 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from attnscope.operators.bracket import ROUNDING
-from attnscope.operators.lanczos import Lanczos, Ritz, starts
+from attnscope.operators.lanczos import Lanczos, Ritz
 from attnscope.operators.operator import LinearOperator
 from attnscope.operators.scaling import exponents, norms, scaled, times_powers
-from attnscope.operators.spectrum import check_call
+from attnscope.operators.spectrum import allowance, check_call, legible
+from attnscope.operators.starts import draw
 from attnscope.validation import brief
 
 
@@ -47,6 +48,7 @@ def singular_values(
     pairs.
     """
     check_call(op, tol, None, max_pairs)
+    op = legible(op)
     rows, columns = op.shape
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= min(rows, columns):
         raise ValueError(
@@ -68,7 +70,7 @@ def singular_values(
 
 def _several(op: LinearOperator, k: int, tol: float, seed: int, max_pairs: int) -> SingularValues:
     op = op.adjoint() if op.shape[0] < op.shape[1] else op
-    powers = exponents(norms(op.mv(starts(1, op.shape[1], op, seed))))
+    powers = exponents(norms(op.mv(draw(op, seed).vectors)))
     if powers.any():
         found = _several(scaled(op, -powers), k, tol, seed, max_pairs)
         back = times_powers(found.values[None], powers)[0]
@@ -98,7 +100,7 @@ def _several(op: LinearOperator, k: int, tol: float, seed: int, max_pairs: int) 
         min=1e-300
     )
     return SingularValues(
-        values.cpu() * (1 - ROUNDING[str(exact.dtype).removeprefix("torch.")]),
+        values.cpu() * (1 - allowance(exact)),
         residuals.cpu(),
         pairs,
         settled and whole,
@@ -117,7 +119,7 @@ def _search(
     """Right Ritz vectors of the largest values of one problem, run until the first k have converged
     or the space is used up.
     """
-    lanczos = Lanczos(op, starts(1, op.shape[1], op, seed, attempt))
+    lanczos = Lanczos(op, draw(op, seed, attempt).vectors)
     converged = False
     while not converged and lanczos.process.alpha.shape[1] < max_pairs:
         lanczos.step()
@@ -126,7 +128,7 @@ def _search(
         converged = enough or bool(lanczos.process.finished[0])
     held = min(k, int((ritz.values[0] > 0).sum()))
     right = (
-        torch.cat([lanczos.vectors(ritz.right[:, i]) for i in range(held)])
+        lanczos.vectors(ritz.right[:, :held], np.zeros(1, dtype=int))[0]
         if held
         else lanczos.start[:1]
     )

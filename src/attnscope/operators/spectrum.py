@@ -7,7 +7,8 @@ random start, for the whole stack at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,33 +16,24 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from attnscope.operators.bracket import (
-    ROUNDING,
-    narrowest,
-    reaches,
-    smallest_overlap,
-    upper_bound,
-)
-from attnscope.operators.lanczos import Lanczos, Process, Ritz, ahead, noise, starts, still_to_come
+from attnscope.operators.bracket import ROUNDING, narrowest, upper_bound
+from attnscope.operators.lanczos import Lanczos, Ritz, ahead, noise
 from attnscope.operators.operator import LinearOperator
+from attnscope.operators.precision import wide
 from attnscope.operators.scaling import exponents, norms, scaled, times_powers
-from attnscope.validation import brief, check_positive, described
+from attnscope.operators.starts import Near, Starts, draw, smaller_side
+from attnscope.operators.stopping import LEAST_PAIRS, Stopping, closed
+from attnscope.validation import brief, check_kind, check_positive, described
 
 EVERY_STEP_UNTIL = 12
 SHRINK_AT = 0.8
 """The stack is cut down to the problems still running when no more than this part of it is."""
-RESIDUAL_PESSIMISM = 30
-"""By how much the residual's estimate may exceed a sharper one that is believed."""
-FIRM = 1e-6
-"""An error estimate is believed from here on: before, values closer than the residual look like
-one, and their mean like the largest.
+MOST_ROUNDING = 1e-3
+"""The relative error of products beyond which nothing is said of a map in its own precision."""
+BLEND = (1.0, 0.5, 0.25)
+"""How much of each leading Ritz vector a nearby search starts from: enough of the next ones that
+one of them cannot become the largest unseen.
 """
-ISOLATED = 0.1
-"""The residual, in parts of the gap to the next Ritz value, below which a value stands alone."""
-CLEAR, UNLUCKY = 0.15, 0.1
-"""The part of that gap within which a larger value may hide, but for so many of all starts."""
-MISSED = 0.01
-"""The part of all starts for which a value above the tolerance may be missed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +55,12 @@ class SpectralNorm:
     atypical: bool | Tensor
     left: Tensor
     right: Tensor
+    around: Tensor = field(repr=False)
+    """A blend of the leading singular vectors of the smaller side, for `Near`."""
+    finish: str = ""
+    """Precision and device of the last product, which makes `lower`: float64 on the device of the
+    map, or on the CPU where that has none; the map's own where no float64 form is known.
+    """
 
     __repr__ = brief
 
@@ -73,9 +71,11 @@ def spectral_norm(
     failure_probability: float | None = None,
     seed: int = 0,
     max_pairs: int = 200,
+    near: Near | None = None,
 ) -> SpectralNorm:
     r"""$\sigma_{\max} = \|J\|_2$ in the metric of the map, by Golub-Kahan-Lanczos from a random
-    start.
+    start, or from one `near` the singular vectors of a similar map with as much fresh noise: that
+    halves the pairs of an estimate, and keeps the upper bound valid.
 
     Without `failure_probability` it stops when the estimated relative error is below `tol` (and
     below 1e-6, unless a start in a hundred is all that could miss the tolerance) and the value
@@ -85,16 +85,27 @@ def spectral_norm(
     bracket.
     """
     check_call(op, tol, failure_probability, max_pairs)
+    if near is not None:
+        check_kind("near", near, Near)
+    op = legible(op)
     weights, stack = op.weights, op.stack
-    wide = op.shape[0] < op.shape[1]
+    broad = op.shape[0] < op.shape[1]
     flat = op.flat()
-    found = _run(flat.adjoint() if wide else flat, tol, failure_probability, seed, max_pairs)
-    left, right = (found.left, found.right) if not wide else (found.right, found.left)
+    at = None if near is None else near.flat(op)
+    run = () if near is None else near.run
+    found = _run(
+        flat.adjoint() if broad else flat,
+        lambda op, attempt: draw(op, seed, attempt, at, run),
+        tol,
+        failure_probability,
+        max_pairs,
+    )
+    left, right = (found.left, found.right) if not broad else (found.right, found.left)
 
     def shaped(values: np.ndarray) -> Any:
         return values[0].item() if not stack else torch.as_tensor(values).reshape(stack)
 
-    root = 1.0 if weights is None else weights.to(torch.float64).sqrt().unsqueeze(-1)
+    root = 1.0 if weights is None else wide(weights).sqrt().unsqueeze(-1)
     return SpectralNorm(
         lower=shaped(found.lower),
         upper=None if found.upper is None else shaped(found.upper),
@@ -104,6 +115,8 @@ def spectral_norm(
         atypical=shaped(found.atypical),
         left=left.reshape((*stack, *op.out_shape)) / root,
         right=right.reshape((*stack, *op.in_shape)) / root,
+        around=wide(found.around).reshape((*stack, *smaller_side(op))) / root,
+        finish=found.finish,
     )
 
 
@@ -119,71 +132,75 @@ class _Found:
     atypical: Bool[np.ndarray, " b"]
     left: Tensor
     right: Tensor
+    around: Tensor
+    finish: str = ""
 
 
 def _run(
-    op: LinearOperator, tol: float, failure_probability: float | None, seed: int, max_pairs: int
+    op: LinearOperator,
+    draw: Callable[[LinearOperator, int], Starts],
+    tol: float,
+    failure_probability: float | None,
+    max_pairs: int,
 ) -> _Found:
+    """Search from what `draw(op, attempt)` gives."""
     problems, size = op.stack[0], op.shape[1]
-    slack = ROUNDING[str(op.dtype).removeprefix("torch.")]
-    delta = (
-        None
-        if failure_probability is None
-        else smallest_overlap(size, failure_probability / problems)
-    )
-    width = max(tol, narrowest(str(op.dtype).removeprefix("torch.")))
+    slack = allowance(op)
+    share = None if failure_probability is None else failure_probability / problems
     found = _Found(
         lower=np.zeros(problems),
-        upper=None if delta is None else np.zeros(problems),
+        upper=None if share is None else np.zeros(problems),
         residual=np.zeros(problems),
         pairs=np.zeros(problems, dtype=int),
         converged=np.zeros(problems, dtype=bool),
         atypical=np.zeros(problems, dtype=bool),
         left=torch.zeros(0),
         right=torch.zeros(problems, size, dtype=op.dtype, device=op.device),
+        around=torch.zeros(problems, size, dtype=op.dtype, device=op.device),
     )
-    lanczos, powers = _started(op, seed)
+    lanczos, starts, powers = _started(op, draw)
     op = lanczos.op
+    rule = Stopping(tol, max(tol, narrowest(slack)) / (1 + slack), starts, share)
     number = np.arange(problems)  # which problem each row of the running process is
     near = False
     for pair in range(1, max_pairs + 1):
         if pair > 1:
             lanczos.step()
-        if (
-            pair > EVERY_STEP_UNTIL
-            and pair % 2
-            and pair < max_pairs
-            and not near
-            and not lanczos.process.finished.any()
-        ):
+        quiet = pair < LEAST_PAIRS or (pair > EVERY_STEP_UNTIL and pair % 2 and not near)
+        if quiet and pair < max_pairs and not lanczos.process.finished.any():
             continue
         ritz = Ritz.of(lanczos.process)
         near = bool((ritz.errors[lanczos.active, 0] <= 100 * tol).any())
-        done = _done(lanczos, ritz, tol, delta, width / (1 + slack)) & lanczos.active
+        done = rule.done(lanczos, ritz, number) & lanczos.active
         stop = (
             lanczos.active
             if pair == max_pairs
             else done | (lanczos.process.finished & lanczos.active)
         )
         if stop.any():
-            _record(found, lanczos, ritz, number, stop, done, delta, slack)
+            _record(found, lanczos, ritz, number, stop, done, rule, slack)
             lanczos.freeze(stop)
         if not lanczos.active.any():
             break
         if op.restrict is not None and lanczos.active.mean() <= SHRINK_AT:
             number = number[lanczos.shrink()]
+    del lanczos  # its basis is the largest thing here, and has served
     _finish(found, op)
     _scaled_back(found, powers)
     return found
 
 
-def _started(op: LinearOperator, seed: int) -> tuple[Lanczos, Int[np.ndarray, " b"]]:
-    """One step of every problem, and the powers of two by which those of extreme size were divided:
-    all that follows is then far from the ends of floating point.
+def _started(
+    op: LinearOperator, draw: Callable[[LinearOperator, int], Starts]
+) -> tuple[Lanczos, Starts, Int[np.ndarray, " b"]]:
+    """One step of every problem, its start, and the powers of two by which those of extreme size
+    were divided: all that follows is then far from the ends of floating point.
     """
-    lanczos = _first_step(op, seed)
+    lanczos, starts = _first_step(op, draw)
     powers = exponents(lanczos.process.alpha[:, 0])
-    return (_first_step(scaled(op, -powers), seed) if powers.any() else lanczos), powers
+    if powers.any():
+        lanczos, starts = _first_step(scaled(op, -powers), draw)
+    return lanczos, starts, powers
 
 
 def _scaled_back(found: _Found, powers: Int[np.ndarray, " b"]) -> None:
@@ -198,81 +215,27 @@ def _scaled_back(found: _Found, powers: Int[np.ndarray, " b"]) -> None:
         )
 
 
-def _first_step(op: LinearOperator, seed: int) -> Lanczos:
+def _first_step(
+    op: LinearOperator, draw: Callable[[LinearOperator, int], Starts]
+) -> tuple[Lanczos, Starts]:
     """One step from random starts; a start that J sends to zero is drawn once more: zero twice
     means that J is zero, almost surely.
     """
-    first = starts(op.stack[0], op.shape[1], op, seed)
-    lanczos = Lanczos(op, first)
+    first = draw(op, 0)
+    lanczos = Lanczos(op, first.vectors)
     lanczos.step()
-    vanished = torch.as_tensor(lanczos.process.alpha[:, 0] == 0, device=op.device)
-    if vanished.any():
-        second = starts(op.stack[0], op.shape[1], op, seed, attempt=1)
-        lanczos = Lanczos(op, torch.where(vanished[:, None], second, first))
-        lanczos.step()
-    return lanczos
-
-
-def _done(
-    lanczos: Lanczos, ritz: Ritz, tol: float, delta: float | None, width: float
-) -> Bool[np.ndarray, " b"]:
-    """Which problems have reached the tolerance."""
-    process = lanczos.process
-    close = _close(process, ritz, tol) & ((process.alpha.shape[1] >= 3) | process.finished)
-    asked = np.flatnonzero(close & ~_closed(lanczos, ritz))
-    if delta is None:
-        asked = asked[~process.finished[asked]]
-        if len(asked):
-            close[asked] = _believed(process.rows(asked), ritz.rows(asked), tol, lanczos)
-    elif len(asked):
-        narrow = reaches(
-            process.alpha[asked],
-            process.beta[asked],
-            ritz.values[asked, 0] * (1 + width),
-            delta,
-            noise(lanczos.op.dtype),
-        )
-        close[asked] = narrow | (np.abs(ritz.right[asked, 0, 0]) < delta)
-    return close
-
-
-def _close(process: Process, ritz: Ritz, tol: float) -> Bool[np.ndarray, " b"]:
-    """Where the error is estimated below `tol`: by the residual, or, once that is not far, by half
-    of it for what is still to come.
-    """
-    close = ritz.errors[:, 0] <= tol
-    open_ = np.flatnonzero(
-        ~close & ~process.finished & (ritz.errors[:, 0] <= RESIDUAL_PESSIMISM * tol)
+    vanished = lanczos.process.alpha[:, 0] == 0
+    if not vanished.any():
+        return lanczos, first
+    second = draw(op, 1)
+    where = torch.as_tensor(vanished, device=op.device)[:, None]
+    starts = Starts(
+        torch.where(where, second.vectors, first.vectors),
+        np.where(vanished, second.noise, first.noise),
     )
-    if len(open_):
-        close[open_] = 2 * still_to_come(process.rows(open_)) <= tol
-    return close
-
-
-def _believed(process: Process, ritz: Ritz, tol: float, lanczos: Lanczos) -> Bool[np.ndarray, " b"]:
-    r"""Whether Ritz values whose error is estimated below `tol` may be taken for the largest
-    singular values, by what the coefficients show of the spectrum near its top.
-
-    Where it is dense there, the residual is small long before the Ritz value has chosen among its
-    neighbours. So it must be small against the gap that is seen, with no room for a larger value
-    above that gap; or there is no room above the tolerance. Room is what the polynomials of the
-    bracket leave, but for unlucky starts.
-    """
-    kind, size, top = lanczos.op.dtype, lanczos.op.shape[1], ritz.values[:, 0]
-
-    def no_room(above: Float64[np.ndarray, " b"] | float, unlucky: float) -> np.ndarray:
-        delta = smallest_overlap(size, unlucky)
-        return reaches(process.alpha, process.beta, top * (1 + above), delta, noise(kind))
-
-    gap = 1 - (ritz.values[:, 1] / top) ** 2
-    alone = ritz.residuals[:, 0] / top <= ISOLATED * gap
-    firm = _close(process, ritz, min(tol, max(FIRM, noise(kind))))
-    return (firm & alone & no_room(CLEAR * gap, UNLUCKY)) | no_room(tol, MISSED)
-
-
-def _closed(lanczos: Lanczos, ritz: Ritz) -> Bool[np.ndarray, " b"]:
-    """Where the Ritz value is the norm itself: the basis fills the space, or the map is zero."""
-    return (lanczos.process.steps >= lanczos.op.shape[1]) | (ritz.values[:, 0] == 0)
+    lanczos = Lanczos(op, starts.vectors)
+    lanczos.step()
+    return lanczos, starts
 
 
 def _record(
@@ -282,7 +245,7 @@ def _record(
     number: np.ndarray,
     stop: Bool[np.ndarray, " b"],
     done: Bool[np.ndarray, " b"],
-    delta: float | None,
+    rule: Stopping,
     slack: float,
 ) -> None:
     """Write down what the stopping problems have reached, before their vectors become zero."""
@@ -292,17 +255,28 @@ def _record(
     found.residual[which] = (ritz.residuals[:, 0] / np.maximum(top, 1e-300))[stop]
     found.pairs[which] = lanczos.process.steps[stop]
     found.converged[which] = done[stop]
-    vectors = lanczos.vectors(ahead(lanczos.process))
-    found.right[torch.as_tensor(which)] = vectors[torch.as_tensor(np.flatnonzero(stop))]
-    if delta is not None and found.upper is not None:
+    rows = np.flatnonzero(stop)
+    vectors = lanczos.vectors(_wanted(lanczos, ritz)[rows], rows)
+    found.right[torch.as_tensor(which)], found.around[torch.as_tensor(which)] = vectors.unbind(1)
+    if found.upper is not None:
         process, overlap = lanczos.process, np.abs(ritz.right[:, 0, 0])
+        delta = rule.delta(number)
         found.atypical[which] = (overlap < delta)[stop] & (top[stop] > 0)
         found.upper[which] = np.where(found.atypical[which], np.nan, top[stop] * (1 + slack))
-        open_ = stop & ~_closed(lanczos, ritz) & (overlap >= delta)
+        open_ = stop & ~closed(lanczos, ritz) & (overlap >= delta)
         alpha, beta = process.alpha[open_], process.beta[open_]
         found.upper[number[open_]] = upper_bound(
-            alpha, beta, top[open_], delta, slack, noise(lanczos.op.dtype)
+            alpha, beta, top[open_], delta[open_], slack, noise(lanczos.op.dtype)
         )
+
+
+def _wanted(lanczos: Lanczos, ritz: Ritz) -> Float64[np.ndarray, "b 2 m"]:
+    """Coordinates of the best known vector, and of a blend of the leading Ritz vectors."""
+    best = ahead(lanczos.process)
+    blend = np.zeros_like(best)
+    for weight, vectors in zip(BLEND, ritz.right.swapaxes(0, 1), strict=False):
+        blend[:, :-1] += weight * vectors
+    return np.stack([best, blend], axis=1)
 
 
 def _finish(found: _Found, op: LinearOperator) -> None:
@@ -310,19 +284,42 @@ def _finish(found: _Found, op: LinearOperator) -> None:
     withdrawn.
     """
     exact = op if op.dtype == torch.float64 or op.exact is None else op.exact()
-    right = found.right.to(exact.dtype)
-    left = exact.mv(right.reshape(-1, *exact.in_shape)).reshape(len(right), -1).to(torch.float64)
-    length = torch.linalg.vector_norm(right, dim=1, dtype=torch.float64).clamp(min=1e-300)
+    found.finish = f"{_kind(exact)} on {exact.device}"
+    right = found.right.to(exact.device).to(exact.dtype)
+    left = wide(exact.mv(right.reshape(-1, *exact.in_shape)).reshape(len(right), -1))
+    right = wide(right)
+    length = torch.linalg.vector_norm(right, dim=1).clamp(min=1e-300)
     stretched = norms(left)
-    rounding = ROUNDING[str(exact.dtype).removeprefix("torch.")]
-    found.lower = stretched / length.cpu().numpy() * (1 - rounding)
+    found.lower = stretched / length.cpu().numpy() * (1 - allowance(exact))
     if found.upper is not None:
         found.atypical |= found.lower > found.upper
         found.upper[found.atypical] = np.nan
     small = exponents(stretched, beyond=0)
     unit = torch.as_tensor(np.maximum(np.ldexp(stretched, -small), 1e-300), device=left.device)
     found.left = times_powers(left, -small) / unit[:, None]
-    found.right = right.to(torch.float64) / length[:, None]
+    found.right = right / length[:, None]
+
+
+def allowance(op: LinearOperator) -> float:
+    """The relative error that a product with this map may have."""
+    return max(ROUNDING[_kind(op)], op.rounding)
+
+
+def _kind(op: LinearOperator) -> str:
+    return str(op.dtype).removeprefix("torch.")
+
+
+def legible(op: LinearOperator) -> LinearOperator:
+    """The map itself, or in float64 where its own precision keeps too few digits of a product."""
+    if op.rounding > MOST_ROUNDING and op.dtype != torch.float64 and op.exact is not None:
+        op = op.exact()
+    if not op.rounding <= MOST_ROUNDING:
+        raise ValueError(
+            "the scores of attention overflow the digits of"
+            f" {_kind(op)}: a product with this map is wrong by about"
+            f" {op.rounding:.1g} of its size. Scale the tokens or the matrices down."
+        )
+    return op
 
 
 def check_call(op: object, tol: float, failure_probability: float | None, max_pairs: int) -> None:
@@ -336,8 +333,10 @@ def check_call(op: object, tol: float, failure_probability: float | None, max_pa
         raise ValueError(
             f"max_pairs must be a whole number of at least 1, got {described(max_pairs)}."
         )
-    if failure_probability is not None and not 0 < failure_probability < 1:
+    if failure_probability is not None and not (
+        isinstance(failure_probability, int | float) and 0 < failure_probability < 1
+    ):
         raise ValueError(
-            f"failure_probability must lie strictly between 0 and 1, got {failure_probability}."
-            " 1e-6 is a usual choice."
+            "failure_probability must be a number strictly between 0 and 1, got"
+            f" {described(failure_probability)}. 1e-6 is a usual choice."
         )

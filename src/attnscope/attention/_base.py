@@ -20,7 +20,13 @@ from attnscope.attention._heads import Heads
 from attnscope.attention._parts import Affine, BiasOf, Climbed, Kernel, NoClosedForm, Overflow
 from attnscope.attention._rows import by_rows
 from attnscope.measures import Gaussian, Particles
-from attnscope.validation import check_same_kind, check_shape, check_tensor, described
+from attnscope.validation import (
+    check_kind,
+    check_same_kind,
+    check_shape,
+    check_tensor,
+    described,
+)
 
 Variant = TypeVar("Variant", bound="Attention")
 
@@ -63,6 +69,7 @@ class Attention(ABC):
                 f"{type(self).__name__} needs a Heads, got {described(self.heads)}. Build one with"
                 " Heads.from_matrices(A, V)."
             )
+        check_kind("causal", self.causal, bool)
 
     # What a variant writes: its coupling, and whatever else it has.
 
@@ -176,7 +183,13 @@ class Attention(ABC):
                 " form on a Gaussian: only when every position has the same law is the causal flow"
                 " Gaussian, and then it is the unmasked one. Use causal=False, or particles."
             )
-        return self.on_gaussian(mu)
+        made = self.on_gaussian(mu)
+        if not (made.matrix.isfinite().all() and made.offset.isfinite().all()):
+            raise Overflow(
+                f"the field of {self.name} attention on this Gaussian overflows {mu.mean.dtype}."
+                " Scale the heads or the Gaussian down."
+            )
+        return made
 
     def check(self, x: object, mu: object, positions: Tensor | None = None) -> Tensor | None:
         """Refuse what does not fit this attention; return the places of the queries where they

@@ -7,9 +7,11 @@ from attnscope.bounds.at import At, Blocks
 from attnscope.bounds.head_norms import LayerNorms, Parts, PerHead
 from attnscope.bounds.large_radius import Limit, large_radius_limit
 from attnscope.bounds.near._checks import NoBound
+from attnscope.bounds.near.along import Followed, followed
 from attnscope.bounds.near.queries import (
     Sensitivity,
     TokensOverBall,
+    bend,
     remainder,
     sensitivity,
     tokens_over_ball,
@@ -34,6 +36,7 @@ __all__ = [
     "Bound",
     "Bounds",
     "Flow",
+    "Followed",
     "LayerNorms",
     "Limit",
     "NoBound",
@@ -46,10 +49,12 @@ __all__ = [
     "Theorem",
     "TokensOverBall",
     "TwoFlows",
+    "bend",
     "bound_of",
     "check_covered",
     "constructions",
     "covered",
+    "followed",
     "large_radius_limit",
     "layer_norm_radius",
     "lipschitz",

@@ -192,23 +192,20 @@ class _Head:
                 "A is zero: every token reads all others alike, and no two clusters stretch more"
                 " than V does."
             )
-        symmetric = (self.a + self.a.mT) / 2
-        starts = torch.cat(
-            [torch.linalg.svd(self.a).Vh, torch.linalg.eigh(symmetric).eigenvectors.mT]
-        )
+        a = self.a / self.a.abs().max()  # directions do not depend on its size
+        symmetric = (a + a.mT) / 2
+        starts = torch.cat([torch.linalg.svd(a).Vh, torch.linalg.eigh(symmetric).eigenvectors.mT])
         u = torch.cat([starts, 0.5 * starts])
-        step = 0.5 / float(torch.linalg.matrix_norm(self.a, 2))
+        step = 0.5 / float(torch.linalg.matrix_norm(a, 2))
         for _ in range(ASCENT_STEPS):
-            moved = u @ self.a.mT
+            moved = u @ a.mT
             slope = (
-                moved
-                / torch.linalg.vector_norm(moved, dim=-1, keepdim=True).clamp(min=1e-300)
-                @ self.a
+                moved / torch.linalg.vector_norm(moved, dim=-1, keepdim=True).clamp(min=1e-300) @ a
                 - 2 * u @ symmetric
             )
             u = u + step * slope
             u = u / torch.linalg.vector_norm(u, dim=-1, keepdim=True).clamp(min=1)
-        moved = u @ self.a.mT
+        moved = u @ a.mT
         return u[int((torch.linalg.vector_norm(moved, dim=-1) - (u * moved).sum(-1)).argmax())]
 
 

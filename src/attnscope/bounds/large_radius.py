@@ -82,6 +82,11 @@ def _leading_scores(attention: Softmax, mu: Particles) -> Float[Tensor, "n n"]:
     if numbers is not None:
         q, k = heads.turn(q, numbers), heads.turn(k, numbers)
     scores = (heads.scale * q @ k.mT)[0]
+    if not scores.isfinite().all():
+        raise ValueError(
+            "the scores of these tokens overflow float64. The limit is that of their directions:"
+            " scale the tokens down."
+        )
     visible = attention.visible(mu.x, mu)
     hidden = (
         (mu.weights == 0)[None, :] if visible is None else (mu.weights == 0)[None, :] | ~visible[0]

@@ -46,9 +46,8 @@ def on_ball(attention: Attention, n: int, radius: float, weighted: bool = False)
     >>> import torch, attnscope as asc
     >>> eye = torch.eye(2, dtype=torch.float64)
     >>> found = asc.bounds.on_ball(asc.Softmax(asc.Heads.from_matrices(eye, eye)), 4, 1.0)
-    >>> print(found.tightest)
-    U1': <= 5 (proved; U1 with Cauchy-Schwarz; tokens in the ball of radius 1, no token lighter \
-than 1/4)
+    >>> print(found.tightest.name, round(found.tightest.value, 6))
+    U1' 5.0
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"n must be a whole number of at least 1, got {described(n)}.")

@@ -59,7 +59,8 @@ def test_a_variant_gets_every_door_by_stating_its_theorems(
         n = near.x.shape[-2]
         norm = torch.linalg.matrix_norm(attention.heads.values[0], 2)
         blocks = abs(near.residual) * torch.eye(n, dtype=near.x.dtype) + norm / n
-        return Budget(torch.full_like(near.eps, abs(near.residual)) + norm, blocks[None])
+        whole = torch.full_like(near.eps, abs(near.residual)) + norm
+        return Budget(lambda: whole, blocks[None])
 
     @bounds.theorem("mean, curvature", where=NearCurvature, **stated)
     def flat(attention: Linear, near: NearCurvature):  # type: ignore[no-untyped-def]

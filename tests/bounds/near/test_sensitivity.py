@@ -119,6 +119,7 @@ def test_without_scores_the_bound_is_exact(residual: float, randn) -> None:  # t
         "L3cap",
         "L3cap graded",
         "T3 graded",
+        "T4",
     ):
         assert float(found.candidates[name]) == pytest.approx(exact, rel=1e-6)
         assert float(found.candidates[name]) >= exact
@@ -205,6 +206,7 @@ def test_what_it_is_and_what_it_was_built_on(randn) -> None:  # type: ignore[no-
         "L3cap graded",
         "T3",
         "T3 graded",
+        "T4",
     }
     assert (
         float(found.value)

@@ -12,25 +12,31 @@ from tests.bounds.near.sensitivity_cases import climb, largest_move, random_case
 from torch import Tensor
 
 from attnscope import Particles
-from attnscope.bounds.near.place import Budget, Near, NearCurvature, NearTokens
+from attnscope.bounds.near.place import Budget, Near, NearBend, NearCurvature, NearTokens
 from attnscope.bounds.registry import Theorem
 from attnscope.norms import SLACK
 from theorem_cases import Case
 
-WHERE = (Near, NearTokens, NearCurvature)
-SEEDS = {Near: range(700, 708), NearTokens: range(700, 705), NearCurvature: range(700, 708)}
+WHERE = (Near, NearTokens, NearCurvature, NearBend)
+SEEDS = {
+    Near: range(700, 708),
+    NearTokens: range(700, 705),
+    NearCurvature: range(700, 708),
+    NearBend: range(700, 705),
+}
 LEAST = 0.05
 """An attack that reaches less of every bound would test nothing."""
 
 
 def cases(theorem: Theorem) -> Iterator[Case]:
-    attack = {Near: _moved, NearTokens: _tokens_moved, NearCurvature: _bent}[theorem.where]
+    attacks = {Near: _moved, NearTokens: _tokens_moved, NearCurvature: _bent, NearBend: _bent_whole}
+    attack = attacks[theorem.where]
     reached = 0.0
     for variant in theorem.variants:
         for seed in SEEDS[theorem.where]:
             bound, found = attack(theorem, random_case(seed, variant, stack=2), seed)
             reached = max(reached, found / bound if bound > 0 else 0.0)
-            slope = _slope(theorem, variant)
+            slope = _slope(theorem, variant) if theorem.differentiable else None
             yield Case(f"{theorem.name}, {variant.name} {seed}", bound, found, slope)
     assert reached > LEAST, f"the attack on {theorem.name} reaches {reached:.3f} of it only"
 
@@ -107,6 +113,25 @@ def _bent(theorem: Theorem, case: Layer, seed: int) -> tuple[float, float]:
         v = torch.linalg.vector_norm(u, dim=-1)
         bounds.append((v[:, None] @ form @ v[..., None])[:, 0, 0])
         found.append(value - 0.1 * _rounding(case) * torch.linalg.matrix_norm(direction))
+    return _closest(torch.stack(bounds), torch.stack(found))
+
+
+def _bent_whole(theorem: Theorem, case: Layer, seed: int) -> tuple[float, float]:
+    """|D^2F(X')[U, U]| at points of the ball, U of length 1 by ascent."""
+    g = torch.Generator().manual_seed(seed)
+    bound = theorem(case.attention, NearBend(case.attention, case.x, case.eps, case.residual))
+    bounds, found = [], []
+    for share in (0.0, 1.0):
+        d, start = torch.randn(2, *case.x.shape, generator=g, dtype=torch.float64)
+        x = case.x + share * (case.eps / torch.linalg.matrix_norm(d))[:, None, None] * d
+
+        def size(u: Tensor, x: Tensor = x) -> Tensor:
+            first = lambda z: torch.func.jvp(case_at(case), (z,), (u,))[1]  # noqa: E731
+            return torch.linalg.matrix_norm(torch.func.jvp(first, (x,), (u,))[1])
+
+        value, u = climb(size, start, torch.ones_like(case.eps), steps=9)
+        bounds.append(bound * torch.linalg.matrix_norm(u).square())
+        found.append(value - _rounding(case))
     return _closest(torch.stack(bounds), torch.stack(found))
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope.bounds import Theorem
+from attnscope.bounds.smooth.moves import Moves
 from attnscope.bounds.smooth.tapped import Tapped
 from theorem_cases import Case
 
@@ -31,13 +32,16 @@ def cases(theorem: Theorem) -> Iterator[Case]:
             cap=(None, 2.0)[seed % 2],
             sink=(-torch.inf, 0.5)[seed // 2 % 2],
             causal=seed % 4 == 3,
+            bent=seed < 6,
         )
         dense = torch.func.jacrev(lambda x, layer=layer: written(layer(x)))(x)
         yield Case(
             f"{theorem.name}, layer {seed}",
             float(theorem(None, layer(x))),
             float(torch.linalg.matrix_norm(dense.reshape(N * D, N * D), 2)),
-            lambda s, layer=layer, x=x: theorem(None, layer(s * x, factor=s)),  # type: ignore[misc]
+            (lambda s, layer=layer, x=x: theorem(None, layer(s * x, factor=s)))  # type: ignore[misc]
+            if theorem.differentiable
+            else None,
         )
 
 
@@ -48,12 +52,15 @@ def tapped(
     cap: float | None,
     sink: float,
     causal: bool,
+    bent: bool,
     factor: Tensor | float = 1.0,
 ) -> Tapped:
-    """Queries and keys are tanh of linear maps, values linear."""
+    """Queries and keys are tanh of linear maps where they are bent, values linear."""
     linear = torch.einsum("phkd,nd->phnk", factor * weights, x)
-    query, key, value = linear[0].tanh(), linear[1].tanh(), linear[2]
-    bend = 1 - linear[:2].tanh().square()
+    query, key, value = linear
+    bend = torch.ones_like(linear[:2])
+    if bent:
+        query, key, bend = query.tanh(), key.tanh(), 1 - linear[:2].tanh().square()
     moves = bend[..., None] * (factor * weights)[:2, :, None]
     z = 1.7 * query @ key.mT
     scores = z if cap is None else cap * (z / cap).tanh()
@@ -68,9 +75,9 @@ def tapped(
         query=query,
         key=key,
         value=value,
-        query_moves=moves[0],
-        key_moves=moves[1],
-        value_moves=(factor * weights)[2, :, None].expand(-1, N, -1, -1),
+        query_moves=Moves.dense(moves[0]),
+        key_moves=Moves.dense(moves[1]),
+        value_moves=Moves.alike((factor * weights)[2]),
         output=output * factor,
     )
 

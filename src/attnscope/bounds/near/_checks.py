@@ -13,7 +13,7 @@ from torch import Tensor
 from attnscope.attention import Attention
 from attnscope.bounds.near.place import Around
 from attnscope.bounds.registry import Theorem, theorems
-from attnscope.validation import check_shape, check_tensor, described
+from attnscope.validation import check_shape, check_tensor, described, is_dense
 
 Number = float | np.number[Any]
 
@@ -77,7 +77,7 @@ def checked_residual(residual: Number) -> float:
 
 def _radius(eps: Number | Tensor, x: Tensor) -> Tensor:
     if isinstance(eps, Tensor):
-        numbers = not eps.dtype.is_complex and eps.dtype != torch.bool
+        numbers = not eps.dtype.is_complex and eps.dtype != torch.bool and is_dense(eps)
     else:
         numbers = _is_number(eps)
     if not numbers:

@@ -4,6 +4,8 @@ else from n x n and d x d matrices.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -21,24 +23,34 @@ def is_small(x: Float[Tensor, "b n d"]) -> bool:
 
 
 def direct_norm(
-    p: Float[Tensor, "b h n n"], c: Float[Tensor, "h d d"], residual: float
+    p: Float[Tensor, "b h n n"],
+    c: Float[Tensor, "h d k"],
+    residual: float,
+    span: Float[Tensor, "d k"] | None = None,
 ) -> Float[Tensor, " b"]:
-    r"""At least $\|rI + \sum_hP_h \otimes C_h\|$ for non-negative $P_h$."""
-    if p.shape[-1] * c.shape[-1] <= SMALL:
-        flat = [spectral(dense_direct(one, c, residual)) for one in p.reshape(-1, *p.shape[-3:])]
+    r"""At least $\|rI + \sum_hP_h \otimes C_h\|$ for non-negative $P_h$; on a span B of movements
+    $C_h$ is $C_hB$ and $I$ is $I \otimes B$.
+    """
+    if p.shape[-1] * c.shape[-2] <= SMALL:
+        kept = residual * identity(c, span)
+        flat = [spectral(dense_direct(one, c, kept)) for one in p.reshape(-1, *p.shape[-3:])]
         return torch.stack(flat).reshape(p.shape[:-3])
     norm = spectral(c)
     found = [positive_norm(direct_blocks(p, c, residual))]
     found += [
         _split(p, c, norm, residual),
         _split(p.mT, c.mT, norm, residual),
-        _uniform(p, c, norm, residual),
+        _uniform(p, c, norm, residual, span),
     ]
     return torch.stack(torch.broadcast_tensors(*found)).amin(0)
 
 
+def identity(c: Float[Tensor, "h d k"], span: Float[Tensor, "d k"] | None) -> Float[Tensor, "d k"]:
+    return torch.eye(c.shape[-1], dtype=c.dtype, device=c.device) if span is None else span
+
+
 def direct_blocks(
-    p: Float[Tensor, "b h n n"], c: Float[Tensor, "h d d"], residual: float
+    p: Float[Tensor, "b h n n"], c: Float[Tensor, "h d k"], residual: float
 ) -> Float[Tensor, "b n n"]:
     r"""At least the norms of the blocks: $\|\sum_hp_hC_h\|^2 \le \sum_{hg}p_hp_g\|C_h^TC_g\|$ or
     with $C_hC_g^T$; $|r|$ on the diagonal.
@@ -59,7 +71,7 @@ def _split(p: Tensor, c: Tensor, norm: Float[Tensor, " h"], residual: float) -> 
     inverse = torch.where(alive, 1 / norm.where(alive, torch.ones_like(norm)), 0.0)[:, None, None]
     eye_n, eye_d = (
         abs(residual) * torch.eye(size, dtype=p.dtype, device=p.device)
-        for size in (p.shape[-1], c.shape[-1])
+        for size in (p.shape[-1], c.shape[-2])
     )
     left = positive_norm(eye_n + (norm[:, None, None] * (p.mT @ p)).sum(-3))
     right = spectral(eye_d + ((inverse * c) @ c.mT).sum(0))
@@ -67,29 +79,36 @@ def _split(p: Tensor, c: Tensor, norm: Float[Tensor, " h"], residual: float) -> 
 
 
 def _uniform(
-    p: Tensor, c: Tensor, norm: Float[Tensor, " h"], residual: float
+    p: Tensor,
+    c: Tensor,
+    norm: Float[Tensor, " h"],
+    residual: float,
+    span: Float[Tensor, "d k"] | None,
 ) -> Float[Tensor, " b"]:
     r"""$\max(|r|, \|rI + n\sum_h\bar p_hC_h\|) + \sum_h\|P_h - \bar p_h11^T\|\|C_h\|$: the norm is
     exact for a constant coupling.
     """
     mean = p.mean((-2, -1))
-    eye = torch.eye(c.shape[-1], dtype=p.dtype, device=p.device)
     centre = spectral(
-        residual * eye + p.shape[-1] * torch.einsum("...h,hab->...ab", mean, c)
+        residual * identity(c, span) + p.shape[-1] * torch.einsum("...h,hab->...ab", mean, c)
     ).clamp(min=abs(residual))
     return centre + (spectral(p - mean[..., None, None]) * norm).sum(-1)
 
 
 def dense_direct(
-    p: Float[Tensor, "h n n"], c: Float[Tensor, "h d d"], residual: float
-) -> Float[Tensor, "nd nd"]:
-    size = p.shape[-1] * c.shape[-1]
-    blocks = torch.einsum("hij,hab->iajb", p, c).reshape(size, size)
-    return blocks + residual * torch.eye(size, dtype=p.dtype, device=p.device)
+    p: Float[Tensor, "h n n"], c: Float[Tensor, "h d k"], kept: Float[Tensor, "d k"]
+) -> Float[Tensor, "nd nk"]:
+    n = p.shape[-1]
+    eye = torch.eye(n, dtype=p.dtype, device=p.device)
+    blocks = torch.einsum("hij,hab->iajb", p, c) + torch.einsum("ij,ab->iajb", eye, kept)
+    return blocks.reshape(n * c.shape[-2], n * c.shape[-1])
 
 
 def jacobian_norm(
-    reading: ScoresAt, residual: float, xi: Float[Tensor, " b"]
+    reading: ScoresAt,
+    residual: float,
+    xi: Float[Tensor, " b"],
+    span: Float[Tensor, "d k"] | None = None,
 ) -> Float[Tensor, " b"]:
     r"""At least $\|DF(X)\|$: exact when small, else $\xi + \|N\|$ or $\||r|I + \sum_h\|C_h\|P_h +
     N\|$,
@@ -98,12 +117,7 @@ def jacobian_norm(
     """
     matrices, p = reading.matrices, reading.p
     if is_small(reading.x):
-        parts = (reading.p, reading.value, reading.query, reading.key, reading.x)
-        flat = [part.reshape(-1, *part.shape[len(p.shape) - 3 :]) for part in parts[:4]] + [
-            reading.x.reshape(-1, *reading.x.shape[-2:])
-        ]
-        found = [spectral(_jacobian(reading, residual, *one)) for one in zip(*flat, strict=True)]
-        return torch.stack(found).reshape(p.shape[:-3])
+        return torch.stack([spectral(one) for one in jacobians(reading, residual, span)])
     bent = (p * reading.b * reading.y).sum(-1)
     moved = (p * reading.b * reading.kappa + torch.diag_embed(bent)).sum(-3)
     budget = direct_blocks(p, matrices.c, residual)
@@ -113,25 +127,36 @@ def jacobian_norm(
     return torch.minimum(xi + added, positive_norm(budget + moved))
 
 
+def jacobians(
+    reading: ScoresAt, residual: float, span: Float[Tensor, "d k"] | None
+) -> Iterator[Float[Tensor, "nd nk"]]:
+    """The Jacobian at each input, dense, one after the other."""
+    kept = residual * identity(reading.matrices.c, span)
+    parts = (reading.p, reading.value, reading.query, reading.key, reading.x)
+    for one in zip(*parts, strict=True):
+        yield _jacobian(reading, kept, *one)
+
+
 def _jacobian(
     reading: ScoresAt,
-    residual: float,
+    kept: Float[Tensor, "d k"],
     p: Tensor,
     value: Tensor,
     query: Tensor,
     key: Tensor,
     x: Tensor,
-) -> Float[Tensor, "nd nd"]:
+) -> Float[Tensor, "nd nk"]:
     deviation = p[..., None] * (value[:, None] - (p @ value)[:, :, None])  # (h, i, j, d)
     kappa = (
         key[:, :, None]
         if reading.matrices.m is None
         else key[:, :, None] - (x @ reading.matrices.m)[:, None]
     )
-    blocks = torch.einsum("hija,hijb->iajb", deviation, kappa.expand_as(deviation))
-    own = torch.einsum("hija,hjb->iab", deviation, query)
-    n, d = x.shape
-    blocks = blocks + torch.einsum(
-        "iab,ij->iajb", own, torch.eye(n, dtype=p.dtype, device=p.device)
+    blocks = torch.einsum(
+        "hija,hijb->iajb", deviation, kappa.expand(*deviation.shape[:3], kappa.shape[-1])
     )
-    return blocks.reshape(n * d, n * d) + dense_direct(p, reading.matrices.c, residual)
+    own = torch.einsum("hija,hjb->iab", deviation, query)
+    direct = dense_direct(p, reading.matrices.c, kept)
+    eye = torch.eye(len(x), dtype=p.dtype, device=p.device)
+    blocks = blocks + torch.einsum("iab,ij->iajb", own, eye)
+    return blocks.reshape(direct.shape) + direct

@@ -8,6 +8,7 @@ query token $A^Tx_j$ up to a constant of the row.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import final
 
@@ -24,12 +25,12 @@ from attnscope.norms import spectral
 @dataclass(frozen=True, eq=False)
 class HeadMatrices:
     r"""The matrices of every head and their norms. `c` is $C_h = W_hV_h$; `m` is None for dot
-    products.
+    products. Tokens move in k directions: all d of them, or those of a span.
     """
 
-    a: Float[Tensor, "h d d"]
-    c: Float[Tensor, "h d d"]
-    shift: Float[Tensor, "h d"]
+    a: Float[Tensor, "h k k"]
+    c: Float[Tensor, "h d k"]
+    shift: Float[Tensor, "h k"]
     m: Float[Tensor, "h d d"] | None
     a_norm: Float[Tensor, " h"]
     c_norm: Float[Tensor, " h"]
@@ -85,9 +86,9 @@ class ScoresAt:
     log_p: Float[Tensor, "b h n n"]
     p: Float[Tensor, "b h n n"]
     allowed: Bool[Tensor, "n n"]
-    query: Float[Tensor, "b h n d"]
-    key: Float[Tensor, "b h n d"]
-    own: Float[Tensor, "b h n d"]
+    query: Float[Tensor, "b h n k"]
+    key: Float[Tensor, "b h n k"]
+    own: Float[Tensor, "b h n k"]
     value: Float[Tensor, "b h n d"]
     kappa: Float[Tensor, "b h n m"]
     r"""$|\kappa_{ij}|$; m = 1 when it does not depend on j."""
@@ -139,6 +140,32 @@ class ScoresAt:
             b,
             falling(y),
             falling(b),
+        )
+
+    def along(self, span: Float[Tensor, "d k"]) -> ScoresAt:
+        r"""The same for tokens that move by $d_i = B\delta_i$ only, B with orthonormal columns:
+        what meets a movement is multiplied by B, and no more than that.
+
+        $A$, $C$, $\kappa$ and $A^Tx_j$ become $B^TAB$, $CB$, $B^T\kappa$ and $B^TA^Tx_j$; the
+        values $Cx_j$ stay. Dot products only.
+        """
+        given = self.matrices
+        assert given.m is None
+        a, c = span.mT @ given.a @ span, given.c @ span
+        matrices = HeadMatrices(
+            a, c, given.shift @ span, None, spectral(a), spectral(c), given.m_norm
+        )
+        query, key = self.query @ span, self.key @ span
+        y = distances(self.p @ query, query)
+        return dataclasses.replace(
+            self,
+            matrices=matrices,
+            query=query,
+            key=key,
+            own=key,
+            kappa=torch.linalg.vector_norm(key, dim=-1, keepdim=True),
+            y=y,
+            y_order=falling(y),
         )
 
     @property

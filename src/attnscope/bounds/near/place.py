@@ -1,8 +1,9 @@
 r"""The places of this room: an input X and all $X'$ with $|X' - X|_F \le \varepsilon$.
 
 A theorem at `Near` bounds how far $F(X) = rX + \Gamma(X)$ moves, one at `NearTokens` how far each
-token of it moves, one at `NearCurvature` how curved it is. The three questions are asked of the
-same ball: what one theorem has worked out, `at_input` or `over_ball`, the others find there.
+token of it moves, one at `NearCurvature` how curved it is against a direction, one at `NearBend` in
+norm. The four questions are asked of the same ball: what one theorem has worked out, `at_input` or
+`over_ball`, the others find there.
 
 ```python
 @at_input
@@ -32,7 +33,9 @@ Kind = TypeVar("Kind", bound="Around")
 class Around(ABC):
     r"""A stack of inputs in float64, each with its ball, under $F(X) = rX + \Gamma(X)$.
 
-    `share` is the radius in units of the ball that the query is about.
+    `share` is the radius in units of the ball that the query is about. `span` has orthonormal
+    columns: every token moves within their span, anywhere when it is None. A theorem that does not
+    read it speaks of more movements than there are.
     """
 
     attention: Attention
@@ -40,6 +43,7 @@ class Around(ABC):
     eps: Float[Tensor, " b"]
     residual: float = 0.0
     share: float = 1.0
+    span: Float[Tensor, "d k"] | None = None
     held: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def within(self, share: float) -> Self:
@@ -48,7 +52,8 @@ class Around(ABC):
 
     def seen_as(self, kind: type[Kind]) -> Kind:
         """The same ball under another question."""
-        return kind(self.attention, self.x, self.eps, self.residual, self.share, self.held)
+        known = (self.attention, self.x, self.eps, self.residual, self.share, self.span, self.held)
+        return kind(*known)
 
 
 @final
@@ -73,12 +78,24 @@ class NearCurvature(Around):
 
 
 @final
+class NearBend(Around):
+    r"""Theorems here return at least $|D^2F(X')[U, U]|_F$ over the ball and $|U|_F \le 1$."""
+
+
+@final
 @dataclass(frozen=True, eq=False)
 class Budget:
-    r"""`constant` is at least $\|DF(X')\|$, `blocks` at least the norms $\|DF(X')_{ij}\|$."""
+    r"""`constant` is at least $\|DF(X')\|$, `blocks` at least the norms $\|DF(X')_{ij}\|$.
 
-    constant: Float[Tensor, " b"]
+    The constant costs far more than the blocks, and is worked out when it is asked for.
+    """
+
+    whole: Callable[[], Float[Tensor, " b"]]
     blocks: Float[Tensor, "b n n"]
+
+    @property
+    def constant(self) -> Float[Tensor, " b"]:
+        return self.whole()
 
 
 def at_input(make: Callable[[Around], Held]) -> Callable[[Around], Held]:

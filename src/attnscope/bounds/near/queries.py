@@ -19,11 +19,13 @@ from attnscope.attention import Attention
 from attnscope.bounds._bound import Kind, Side
 from attnscope.bounds.near._checks import Number, checked, checked_residual, holding
 from attnscope.bounds.near._graded import FEW, curved, weighed
-from attnscope.bounds.near.place import Near, NearCurvature, NearTokens
-from attnscope.bounds.registry import Theorem
-from attnscope.norms import SLACK, largest_root
+from attnscope.bounds.near.place import Near, NearBend, NearCurvature, NearTokens
+from attnscope.bounds.registry import Theorem, theorems
+from attnscope.norms import SLACK, largest_root, positive_norm
 from attnscope.validation import check_shape, check_tensor
 
+BESIDE = ("T4",)
+"""Theorems at `Near` that are asked beside budgets, which they share their balls with."""
 ENTRIES = 2**15
 """Entries of one array over (input, head, i, j) held at once: small blocks are reused, large ones
 go back to the system each time.
@@ -89,6 +91,7 @@ def sensitivity(
     x: Float[Tensor, "*stack n d"],
     eps: Number | Tensor,
     residual: Number = 0.0,
+    span: Float[Tensor, "d k"] | None = None,
 ) -> Sensitivity:
     r"""Bounds on $|F(X + D) - F(X)|_F$ over $|D|_F \le \varepsilon$ for $F(X) = rX + \Gamma(X)$.
 
@@ -97,6 +100,8 @@ def sensitivity(
         x: tokens, or a stack of inputs.
         eps: a number above 0, or a tensor that broadcasts against the stack axes of `x`.
         residual: r, of any sign.
+        span: orthonormal columns; D is then of the form $\Delta B^T$, every token moves within
+            their span alone. None: in any direction.
 
     Returns:
         Every proved bound by name, and the smallest; infinite where float64 overflows.
@@ -109,10 +114,13 @@ def sensitivity(
     """
     attention, x, radius = checked(attention, x, eps)
     r = checked_residual(residual)
-    proved = holding(attention, Near(attention, *_flat(x, radius), r))
+    proved = holding(attention, Near(attention, *_flat(x, radius), r, span=span))
     parts = [
         {one.name: one(attention, near) for one in proved}
-        for near in (Near(attention, *part, r) for part in _parts(x, radius, attention.heads.count))
+        for near in (
+            Near(attention, *part, r, span=span)
+            for part in _parts(x, radius, attention.heads.count)
+        )
     ]
     shape = torch.broadcast_shapes(radius.shape, x.shape[:-2])
     return Sensitivity(
@@ -128,6 +136,7 @@ def remainder(
     x: Float[Tensor, "*stack n d"],
     eps: Number | Tensor,
     gradient: Float[Tensor, "c *stack n d"],
+    span: Float[Tensor, "d k"] | None = None,
 ) -> Float[Tensor, "c ..."]:
     r"""At least $-\langle g, R\rangle$ for each direction g, $R = F(X + D) - F(X) - DF(X)D$, over
     $|D|_F \le \varepsilon$.
@@ -137,6 +146,7 @@ def remainder(
         x: tokens, or a stack of inputs.
         eps: a number above 0, or a tensor that broadcasts against the stack axes of `x`.
         gradient: c directions, each of the shape of `x`.
+        span: as for `sensitivity`.
 
     Returns:
         Numbers of shape (c, *stack), with the axes of eps if it has more.
@@ -153,10 +163,10 @@ def remainder(
     missing = (1,) * (len(shape) - (x.ndim - 2))
     directions = gradient.to(x).reshape(-1, *missing, *x.shape).expand(-1, *shape, *x.shape[-2:])
     directions = directions.reshape(len(gradient), -1, *x.shape[-2:])
-    proved = holding(attention, NearCurvature(attention, *_flat(x, radius)))
+    proved = holding(attention, NearCurvature(attention, *_flat(x, radius), span=span))
     found, start = [], 0
     for tokens, radii in _parts(x, radius, attention.heads.count):
-        near = NearCurvature(attention, tokens, radii)
+        near = NearCurvature(attention, tokens, radii, span=span)
         some = directions[:, start : start + len(radii)]
         roots = [largest_root(form(some)) for form in _forms(proved, near)]
         found.append(curved(roots) * radii**2)
@@ -164,11 +174,39 @@ def remainder(
     return _upper(torch.cat(found, dim=1).reshape(-1, *shape))
 
 
+def bend(
+    attention: Attention, x: Float[Tensor, "*stack n d"], eps: Number | Tensor
+) -> Float[Tensor, ...]:
+    r"""At least $|R|_F$, the Taylor remainder in every direction at once, over $|D|_F \le
+    \varepsilon$.
+
+    Args:
+        attention: a variant with theorems at `NearBend`: softmax, L2, sigmoid.
+        x: tokens, or a stack of inputs.
+        eps: a number above 0, or a tensor that broadcasts against the stack axes of `x`.
+
+    Returns:
+        One number per input and eps.
+    """
+    attention, x, radius = checked(attention, x, eps)
+    proved = holding(attention, NearBend(attention, *_flat(x, radius)))
+    found = []
+    for tokens, radii in _parts(x, radius, attention.heads.count):
+        near = NearBend(attention, tokens, radii)
+        norms = [_smallest([one(attention, near.within(share)) for one in proved]) for share in FEW]
+        found.append(curved(norms) * radii**2)
+    shape = torch.broadcast_shapes(radius.shape, x.shape[:-2])
+    return _upper(torch.cat(found).reshape(shape))
+
+
 def tokens_over_ball(
     attention: Attention,
     x: Float[Tensor, "b n d"],
     eps: Number | Float[Tensor, " b"],
     residual: Number,
+    span: Float[Tensor, "d k"] | None = None,
+    *,
+    budgets_alone: bool = False,
 ) -> TokensOverBall:
     r"""$F(X) = rX + \Gamma(X)$ over $|D|_F \le \varepsilon$, token by token; graded on two radii.
 
@@ -177,26 +215,35 @@ def tokens_over_ball(
         x: a stack of inputs.
         eps: one radius for all, or one per input.
         residual: r, of any sign.
+        span: as for `sensitivity`.
+        budgets_alone: take the radius from the budget of all tokens: larger, at a tenth of the cost
+            or less.
 
     Returns:
         What a certificate of a whole network needs from one reading of the layer.
     """
     check_tensor("x", x, "b n d")
     attention, tokens, radius = checked(attention, x, eps)
-    near = NearTokens(attention, tokens, radius.expand(len(tokens)), checked_residual(residual))
+    r = checked_residual(residual)
+    near = NearTokens(attention, tokens, radius.expand(len(tokens)), r, span=span)
     proved = holding(attention, near)
     bent = near.seen_as(NearCurvature)
     forms = _forms(holding(attention, bent), bent)
     budgets = [[one(attention, near.within(share)) for one in proved] for share in FEW]
-    constants = [_smallest([one.constant for one in part]) for part in budgets]
-    blocks = [_smallest([one.blocks for one in part]) for part in budgets]
+    blocks = weighed([_smallest([one.blocks for one in part]) for part in budgets], FEW)
+    if budgets_alone:
+        radius = near.eps * positive_norm(blocks)
+    else:
+        constants = [_smallest([one.constant for one in part]) for part in budgets]
+        together = near.seen_as(Near)
+        beside = [one for one in theorems(attention, together) if one.name in BESIDE]
+        radii = [near.eps * weighed(constants, FEW), *(one(attention, together) for one in beside)]
+        radius = _smallest(radii)
 
     def form(gradient: Float[Tensor, "c b n d"]) -> Float[Tensor, "c b n n"]:
         return _upper(2 * curved([one(gradient) for one in forms]))
 
-    return TokensOverBall(
-        _upper(near.eps * weighed(constants, FEW)), _upper(weighed(blocks, FEW)), form
-    )
+    return TokensOverBall(_upper(radius), _upper(blocks), form)
 
 
 def _forms(proved: list[Theorem], near: NearCurvature) -> list[Callable[[Tensor], Tensor]]:

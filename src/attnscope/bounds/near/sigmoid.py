@@ -13,13 +13,20 @@ from torch import Tensor
 
 from attnscope.attention import Attention
 from attnscope.attention.sigmoid import Sigmoid
-from attnscope.bounds.near._direct import dense_direct, direct_blocks, direct_norm, is_small
+from attnscope.bounds.near._direct import (
+    dense_direct,
+    direct_blocks,
+    direct_norm,
+    identity,
+    is_small,
+)
 from attnscope.bounds.near._graded import SHARES, graded, weighed
 from attnscope.bounds.near._sigmoid_ball import ROUNDING, SigmoidAt, SigmoidBall
 from attnscope.bounds.near.place import (
     Around,
     Budget,
     Near,
+    NearBend,
     NearCurvature,
     NearTokens,
     at_input,
@@ -124,7 +131,17 @@ def token_budgets(attention: Attention, near: NearTokens) -> Budget:
     """
     over = ball(near)
     blocks = direct_blocks(over.reading.p + over.slope, over.reading.c, near.residual)
-    return Budget(token_local(near), blocks + _budget(over.steep, over.b, over.y, over.kappa))
+    blocks = blocks + _budget(over.steep, over.b, over.y, over.kappa)
+    return Budget(partial(token_local, near), blocks)
+
+
+@stated("Bend-sigmoid", where=NearBend)
+def bend(attention: Attention, near: NearBend) -> Float[Tensor, " b"]:
+    r"""$2\|C\|(\mathrm{row}(\bar\sigma\hat y) + \mathrm{col}(\bar\sigma\hat\kappa)) +
+    2\|A\|\mathrm{row}(\bar\sigma\hat b) + (\sqrt{K_1} + \sqrt{K_2})^2$, the $H$ of T3-sigmoid
+    graded.
+    """
+    return _hessian_norm(ball(near))
 
 
 @stated("Remainder-sigmoid", where=NearCurvature)
@@ -196,7 +213,8 @@ def _dense_norm(
     blocks = blocks + torch.einsum(
         "iab,ij->iajb", own, torch.eye(n, dtype=p.dtype, device=p.device)
     )
-    return spectral(blocks.reshape(n * d, n * d) + dense_direct(p, reading.c, residual))
+    kept = residual * identity(reading.c, None)
+    return spectral(blocks.reshape(n * d, n * d) + dense_direct(p, reading.c, kept))
 
 
 def _hessian_norm(ball: SigmoidBall) -> Tensor:

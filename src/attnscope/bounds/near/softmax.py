@@ -28,6 +28,7 @@ from attnscope.bounds.near.place import (
     Around,
     Budget,
     Near,
+    NearBend,
     NearCurvature,
     NearTokens,
     at_input,
@@ -61,7 +62,14 @@ def reading(near: Around) -> ScoresAt:
     position_bias = attention.position_bias(*attention.token_numbers(near.x, mu, None))
     scores = scores if position_bias is None else scores + position_bias
     matrices = HeadMatrices.of(attention.heads, distance=isinstance(attention, L2))
-    return ScoresAt.of(matrices, scores, near.x, attention.causal)
+    at = ScoresAt.of(matrices, scores, near.x, attention.causal)
+    span = movements(near)
+    return at if span is None else at.along(span)
+
+
+def movements(near: Around) -> Float[Tensor, "d k"] | None:
+    """The span of the movements where it is made use of: with dot products."""
+    return near.span if isinstance(near.attention, Softmax) else None
 
 
 @at_input
@@ -72,13 +80,14 @@ def score_norms(near: Around) -> ScoreNorms:
 @at_input
 def direct(near: Around) -> Float[Tensor, " b"]:
     r"""$\xi$, the norm of what moves with the coupling held fixed."""
-    return direct_norm(reading(near).p, reading(near).matrices.c, near.residual)
+    at = reading(near)
+    return direct_norm(at.p, at.matrices.c, near.residual, movements(near))
 
 
 @at_input
 def first_order(near: Around) -> Float[Tensor, " b"]:
     r"""At least $\|DF(X)\|$."""
-    return jacobian_norm(reading(near), near.residual, direct(near))
+    return jacobian_norm(reading(near), near.residual, direct(near), movements(near))
 
 
 @over_ball
@@ -131,7 +140,12 @@ def split(near: Around, coupling_moves: Float[Tensor, "b h"]) -> Float[Tensor, "
 # How far the output moves.
 
 
-@stated("G0", variant=Softmax)
+def anywhere(attention: Attention, near: Around) -> bool:
+    """Tokens that may move in every direction."""
+    return without_rotary(attention, near) and near.span is None
+
+
+@stated("G0", variant=Softmax, when=anywhere)
 def g0(attention: Attention, near: Near) -> Float[Tensor, " b"]:
     r"""$\varepsilon(|r| + \sum_h\|C\|(\sqrt n + \|A\|R^2 + \sqrt nR(\|A\|R + |v|)))$,
     $R = \max_i|x_i| + \varepsilon$.
@@ -143,7 +157,7 @@ def g0(attention: Attention, near: Near) -> Float[Tensor, " b"]:
     return near.eps * (abs(near.residual) + per_head.sum(-1))
 
 
-@stated("L1", variant=Softmax)
+@stated("L1", variant=Softmax, when=anywhere)
 def l1(attention: Attention, near: Near) -> Float[Tensor, " b"]:
     r"""$\varepsilon\xi + \sum_h\delta(\|XC^T\| + \varepsilon\|C\|)$,
     $\delta = \frac12(\varepsilon(\|XA\| + \|[\kappa_i]\|) + \varepsilon^2\|A\|)$.
@@ -242,7 +256,7 @@ def token_budgets(attention: Attention, near: NearTokens) -> Budget:
     over = ball(near)
     blocks = direct_blocks(over.high, over.reading.matrices.c, near.residual)
     blocks = blocks + (over.high * over.b * over.kappa).sum(-3)
-    return Budget(capped(near), blocks + torch.diag_embed(over.bent.sum(-2)))
+    return Budget(partial(capped, near), blocks + torch.diag_embed(over.bent.sum(-2)))
 
 
 @stated("Remainder", where=NearCurvature)
@@ -254,3 +268,11 @@ def curvature(attention: Attention, near: NearCurvature) -> Callable[[Tensor], T
     """
     bent = Curvature.of(ball(near))
     return lambda gradient: bent.form(Directions.of(reading(near), gradient))
+
+
+@stated("Bend", where=NearBend)
+def bend(attention: Attention, near: NearBend) -> Float[Tensor, " b"]:
+    r"""$\sum_h2\|C\|(\mathrm{row}(uy) + \mathrm{col}(u\kappa)) + 2\|A\|\mathrm{row}(ub) +
+    \|M\|\mathrm{col}(ub) + (\sqrt{K_1} + \sqrt{K_2} + \sqrt{K_3})^2$, the $H$ of T3 graded.
+    """
+    return hessian_norm(ball(near))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnscope.attention import Heads
@@ -33,60 +33,28 @@ stays.
 
 
 @final
-class QueryPath:
-    """The part of a layer that the query path needs."""
+class Written:
+    r"""$W = [W_h]^T[W_h]$ of all heads, and norms of what they write."""
 
-    def __init__(self, heads: Heads, output: Float[Tensor, "h d v"]) -> None:
+    def __init__(self, output: Float[Tensor, "h d v"]) -> None:
         flat = output.permute(1, 0, 2).flatten(1)
         gram = flat.mT @ flat
         ridge = RIDGE * float(spectral(flat)) ** 2 + torch.finfo(gram.dtype).tiny
         self.gram = gram + ridge * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
         self.inverse = torch.cholesky_inverse(torch.linalg.cholesky(self.gram))
-        self.query_gram = heads.scale**2 * torch.einsum("had,gbd->hgab", heads.query, heads.query)
-        self.sizes = heads.scale * spectral(output) * spectral(heads.query)
 
-    def norms(
-        self, at: At, value: Float[Tensor, "h n v"], importance: Float[Tensor, " n"]
-    ) -> Float[Tensor, " n"]:
-        r"""Upper bounds on $\|D_i\|$: nearly exact for the most important rows, Frobenius norms for
-        the others.
+    def squares(
+        self, products: Float[Tensor, "r m m"], chosen: Bool[Tensor, " r"]
+    ) -> Float[Tensor, " r"]:
+        r"""Upper bounds on the largest eigenvalue of $W^{1/2}EW^{1/2}$ for each $E$: its trace, and
+        nearly exact where chosen.
         """
-        k = at.k - at.k.mean(-2, keepdim=True)
-        length = torch.linalg.vector_norm(value, dim=-1) * torch.linalg.vector_norm(k, dim=-1)
-        size = torch.einsum("h,hij,hj->i", self.sizes, at.coupling, length)
-        chosen = torch.zeros_like(importance, dtype=torch.bool)
-        chosen[importance.topk(min(REFINED, at.n)).indices] = True
-        rows = max(1, ROW_ENTRIES // self.gram.numel())
-        squares = []
-        for start in range(0, at.n, rows):
-            part = slice(start, start + rows)
-            products = self._products(at, value, k, part)
-            found = (products * self._by_heads(self.gram)).sum((1, 2, 3)).clamp(min=0)
-            sharp = chosen[part]
-            if sharp.any():
-                found[sharp] = self._sharper(self._together(products[sharp]), found[sharp])
-            squares.append(found)
-        return (torch.cat(squares) + 1e-13 * size**2).sqrt() * (1 + SLACK) + 1e-12 * size
+        found = (products * self.gram).sum((-2, -1)).clamp(min=0)
+        if chosen.any():
+            found[chosen] = self.sharper(products[chosen], found[chosen])
+        return found
 
-    def _products(self, at: At, value: Tensor, k: Tensor, part: slice) -> Float[Tensor, "r h m v"]:
-        r"""$E_i$ for these rows, the columns of each head apart."""
-        p = at.coupling[:, part]
-        moved = [
-            head @ (v[:, :, None] * key[:, None]).flatten(1)
-            for head, v, key in zip(p, value, k, strict=True)
-        ]
-        c = torch.stack(moved, dim=1).unflatten(-1, (value.shape[-1], k.shape[-1])) - torch.einsum(
-            "hrv,hrk->rhvk", p @ value, p @ k
-        )
-        return torch.einsum("rhvk,hgkl->rghvl", c, self.query_gram).flatten(2, 3) @ c.mT
-
-    def _by_heads(self, matrix: Float[Tensor, "m m"]) -> Float[Tensor, "h m v"]:
-        return matrix.unflatten(1, (*self.query_gram.shape[:1], -1)).transpose(0, 1)
-
-    def _together(self, products: Float[Tensor, "r h m v"]) -> Float[Tensor, "r m m"]:
-        return products.transpose(1, 2).flatten(2)
-
-    def _sharper(
+    def sharper(
         self, products: Float[Tensor, "r m m"], found: Float[Tensor, " r"]
     ) -> Float[Tensor, " r"]:
         r"""The smaller of `found` and a $t$ near $\|D_i\|^2$ for which the factorisation exists."""
@@ -109,3 +77,60 @@ class QueryPath:
                     found[row] = torch.minimum(found[row], trial * (1 + MARGIN))
                     break
         return found
+
+
+def most_important(importance: Float[Tensor, " n"]) -> Bool[Tensor, " n"]:
+    """The rows whose norm is to be proved by factorisation."""
+    chosen = torch.zeros_like(importance, dtype=torch.bool)
+    chosen[importance.topk(min(REFINED, len(importance))).indices] = True
+    return chosen
+
+
+@final
+class QueryPath:
+    """The part of a layer that the query path needs."""
+
+    def __init__(self, heads: Heads, output: Float[Tensor, "h d v"]) -> None:
+        self.written = Written(output)
+        self.query_gram = heads.scale**2 * torch.einsum("had,gbd->hgab", heads.query, heads.query)
+        self.sizes = heads.scale * spectral(output) * spectral(heads.query)
+
+    def norms(
+        self, at: At, value: Float[Tensor, "h n v"], importance: Float[Tensor, " n"]
+    ) -> Float[Tensor, " n"]:
+        r"""Upper bounds on $\|D_i\|$: nearly exact for the most important rows, Frobenius norms for
+        the others.
+        """
+        k = at.k - at.k.mean(-2, keepdim=True)
+        length = torch.linalg.vector_norm(value, dim=-1) * torch.linalg.vector_norm(k, dim=-1)
+        size = torch.einsum("h,hij,hj->i", self.sizes, at.coupling, length)
+        chosen, gram = most_important(importance), self.written.gram
+        rows = max(1, ROW_ENTRIES // gram.numel())
+        squares = []
+        for start in range(0, at.n, rows):
+            part = slice(start, start + rows)
+            products = self._products(at, value, k, part)
+            found = (products * self._by_heads(gram)).sum((1, 2, 3)).clamp(min=0)
+            sharp = chosen[part]
+            if sharp.any():
+                found[sharp] = self.written.sharper(self._together(products[sharp]), found[sharp])
+            squares.append(found)
+        return (torch.cat(squares) + 1e-13 * size**2).sqrt() * (1 + SLACK) + 1e-12 * size
+
+    def _products(self, at: At, value: Tensor, k: Tensor, part: slice) -> Float[Tensor, "r h m v"]:
+        r"""$E_i$ for these rows, the columns of each head apart."""
+        p = at.coupling[:, part]
+        moved = [
+            head @ (v[:, :, None] * key[:, None]).flatten(1)
+            for head, v, key in zip(p, value, k, strict=True)
+        ]
+        c = torch.stack(moved, dim=1).unflatten(-1, (value.shape[-1], k.shape[-1])) - torch.einsum(
+            "hrv,hrk->rhvk", p @ value, p @ k
+        )
+        return torch.einsum("rhvk,hgkl->rghvl", c, self.query_gram).flatten(2, 3) @ c.mT
+
+    def _by_heads(self, matrix: Float[Tensor, "m m"]) -> Float[Tensor, "h m v"]:
+        return matrix.unflatten(1, (*self.query_gram.shape[:1], -1)).transpose(0, 1)
+
+    def _together(self, products: Float[Tensor, "r h m v"]) -> Float[Tensor, "r m m"]:
+        return products.transpose(1, 2).flatten(2)

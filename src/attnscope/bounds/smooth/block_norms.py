@@ -22,6 +22,7 @@ from attnscope.bounds._bound import Bound
 from attnscope.bounds.asking import bounds_at
 from attnscope.bounds.at import At, Blocks
 from attnscope.bounds.registry import theorem
+from attnscope.bounds.smooth._key_path import KeyGrams, mixed_norms, moved_keys
 from attnscope.bounds.smooth._mixtures import Mixtures
 from attnscope.bounds.smooth._query_path import QueryPath
 from attnscope.bounds.smooth.blocks import ROW_ENTRIES, outputs, values, weighted
@@ -127,15 +128,8 @@ class _Paths:
     """Value and key path of every block, a part of the rows at a time."""
 
     def __init__(self, layer: BlockNorms, at: At, value: Float[Tensor, "h n v"]) -> None:
-        self.layer, self.at, self.value = layer, at, value
-        self.mean = at.coupling @ value
-        self.written = torch.einsum("hgab,gnb->hgna", layer.write_gram, value)
-        self.values_squared = torch.einsum("hna,hgna->hgn", value, self.written)
-        self.means_squared = torch.einsum(
-            "hna,hgab,gnb->hgn", self.mean, layer.write_gram, self.mean
-        )
-        heads = at.heads
-        self.rounding = 16 * heads.count * (value.shape[-1] + 8) * torch.finfo(value.dtype).eps
+        self.layer, self.at = layer, at
+        self.grams = KeyGrams(at.coupling, value, at.coupling @ value, layer.write_gram)
 
     def blocks(self) -> Float[Tensor, "n n"]:
         n, heads = self.at.n, self.at.heads
@@ -147,27 +141,11 @@ class _Paths:
     def _rows(self, part: slice) -> Float[Tensor, "r n"]:
         p = self.at.coupling[:, part].permute(1, 2, 0)
         kappa = self.at.kappa(part)[:, :, 0].permute(1, 2, 0)
-        gram = self._gram(p, part)
+        gram = self.grams.of(part)
         value = self.layer.mixtures.bound(p)
         key = self._key(gram, kappa)
-        cross = self._cross(p, gram, kappa)
+        cross = mixed_norms(p, gram, moved_keys(self.layer.output, self.at.heads.value, kappa))
         return torch.minimum(value + key, (value**2 + 2 * cross + key**2).sqrt()) * (1 + SLACK)
-
-    def _gram(self, p: Float[Tensor, "r n h"], part: slice) -> Float[Tensor, "r n h h"]:
-        r"""$X_{ij}^TX_{ij}$, its rounding added to the diagonal."""
-        cross = torch.einsum("hra,hgna->hgrn", self.mean[:, part], self.written)
-        gram = (
-            self.values_squared[:, :, None]
-            + self.means_squared[:, :, part, None]
-            - cross
-            - cross.transpose(0, 1)
-        )
-        size = (
-            torch.einsum("hhn->hn", self.values_squared)[:, None]
-            + torch.einsum("hhr->hr", self.means_squared[:, :, part])[..., None]
-        )
-        torch.einsum("hhrn->hrn", gram).add_(self.rounding * size)
-        return gram.permute(2, 3, 0, 1) * (p[..., :, None] * p[..., None, :])
 
     def _key(
         self, gram: Float[Tensor, "r n h h"], kappa: Float[Tensor, "r d h"]
@@ -178,32 +156,3 @@ class _Paths:
         once = (gram.reshape(rows, n * heads, heads) @ r).unflatten(1, (n, heads)).mT
         small = (once.reshape(rows, -1, heads) @ r).unflatten(1, (n, r.shape[-1]))
         return torch.linalg.matrix_norm(small @ small) ** 0.25
-
-    def _cross(
-        self,
-        p: Float[Tensor, "r n h"],
-        gram: Float[Tensor, "r n h h"],
-        kappa: Float[Tensor, "r d h"],
-    ) -> Float[Tensor, "r n"]:
-        r"""$\|M(p)Y_iX_{ij}^T\|_{S8}$ from $G_X$ and the Gram matrix of $M(p)Y_i$."""
-        heads = self.at.heads
-        moved = torch.einsum(
-            "gdv,rgvh->rghd", self.layer.output, torch.einsum("gve,reh->rgvh", heads.value, kappa)
-        )
-        flat = moved.flatten(1, 2)
-        pairs, h = self.layer.mixtures.pairs, heads.count
-        both = (
-            (flat @ flat.mT).unflatten(1, (h, h)).unflatten(-1, (h, h)).transpose(2, 3)
-        )  # r g g' h h'
-        both = both + both.permute(0, 2, 1, 3, 4)
-        halved = torch.where(pairs[0] == pairs[1], 0.5, 1.0).to(p)
-        table = (both[:, pairs[0], pairs[1]] * halved[:, None, None]).flatten(2)
-        mixed = ((p[..., pairs[0]] * p[..., pairs[1]]) @ table).unflatten(-1, (h, h))
-        size = (
-            torch.linalg.matrix_norm(gram)
-            * (p @ torch.linalg.matrix_norm(moved)[..., None])[..., 0] ** 2
-        )
-        product = gram @ mixed
-        error = 1e-13 * size
-        trace = ((twice := product @ product) * twice.mT).sum((-2, -1)).clamp(min=0)
-        return (trace + 8 * error * torch.linalg.matrix_norm(product) ** 3 + error**4) ** 0.125

@@ -19,10 +19,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.bounds.registry import theorem
+from attnscope.bounds.smooth.moves import Moves, norms_of
 from attnscope.norms import SLACK, largest_eigenvalue, perron_norm, spectral, thin
 
 SQUARES = 1e-13
 """Allowance for rounding in squared lengths, relative to what they are made of."""
+
+ERRORS = 64
+"""How many times the error of derivatives, seen on a random product, is allowed for."""
 
 
 @final
@@ -39,9 +43,9 @@ class Tapped:
     query: Float[Tensor, "h n k"]
     key: Float[Tensor, "h n k"]
     value: Float[Tensor, "h n v"]
-    query_moves: Float[Tensor, "h n k d"]
-    key_moves: Float[Tensor, "h n k d"]
-    value_moves: Float[Tensor, "h n v d"]
+    query_moves: Moves
+    key_moves: Moves
+    value_moves: Moves
     output: Float[Tensor, "h d v"]
 
     @cached_property
@@ -50,7 +54,9 @@ class Tapped:
         sizes = (self.query.detach(), self.key.detach())
         longest = [torch.linalg.vector_norm(part, dim=-1).max() for part in sizes]
         scores = abs(self.scale) * (longest[0] + longest[1]) ** 2
-        return SLACK + float(64 * torch.finfo(self.query.dtype).eps * scores)
+        moves = (self.query_moves, self.key_moves, self.value_moves)
+        products = ERRORS * max(each.error for each in moves)
+        return SLACK + float(64 * torch.finfo(self.query.dtype).eps * scores) + products
 
     @cached_property
     def mean(self) -> Float[Tensor, "h n v"]:
@@ -59,22 +65,36 @@ class Tapped:
     @cached_property
     def kappa(self) -> Float[Tensor, "h n n"]:
         r"""$\kappa_{ij} = |s|g_{ij}|D\psi_j^Tq_i|$, never too small."""
-        gram = self.key_moves @ self.key_moves.mT
         found = []
-        for q, g in zip(self.query, gram, strict=True):
-            square = torch.einsum("ik,jkl,il->ij", q, g, q)
-            size = q.square().sum(-1)[:, None] * g.diagonal(dim1=-2, dim2=-1).sum(-1)[None]
+        for head, q in enumerate(self.query):
+            inner, rows = self.key_moves.of(head)
+            gram = inner @ rows @ inner.mT
+            square = (q[:, :, None] * q[:, None]).flatten(1) @ gram.flatten(1).mT
+            size = q.square().sum(-1)[:, None] * gram.diagonal(dim1=-2, dim2=-1).sum(-1)[None]
             found.append((square.clamp(min=0) + SQUARES * size).sqrt())
         return abs(self.scale) * self.slope * torch.stack(found)
 
     @cached_property
-    def query_path(self) -> Float[Tensor, "h n v d"]:
-        r"""$C_iD\varphi_i$."""
+    def query_path(self) -> Float[Tensor, "h n v r"]:
+        r"""$C_iB_i$, where $D\varphi_i = B_iM$."""
         weighted = self.coupling * self.slope
-        centre = self.value.mean(-2, keepdim=True)  # only differences count: less cancels
-        c = torch.einsum("hij,hjv,hjk->hivk", weighted, self.value - centre, self.key)
-        c = c - torch.einsum("hiv,hij,hjk->hivk", self.mean - centre, weighted, self.key)
-        return self.scale * c @ self.query_moves
+        found = []
+        for head, (p, v, k) in enumerate(zip(weighted, self.value, self.key, strict=True)):
+            centre = v.mean(-2, keepdim=True)  # only differences count: less cancels
+            c = p @ ((v - centre)[:, :, None] * k[:, None]).flatten(1)
+            c = c.unflatten(-1, (v.shape[-1], k.shape[-1]))
+            c = c - (self.mean[head] - centre)[:, :, None] * (p @ k)[:, None]
+            found.append(c @ self.query_moves.of(head)[0])
+        return self.scale * torch.stack(found)
+
+    def query_norms(self, left: Float[Tensor, "h w v"]) -> Float[Tensor, "h n"]:
+        r"""$\|L_hC_iD\varphi_i\|$."""
+        return torch.stack(
+            [
+                norms_of(matrix @ path, self.query_moves.of(head)[1])
+                for head, (matrix, path) in enumerate(zip(left, self.query_path, strict=True))
+            ]
+        )
 
     @cached_property
     def spread(self) -> Float[Tensor, "h n v v"]:
@@ -89,20 +109,15 @@ class Tapped:
         return torch.stack(found)
 
 
-def _norms(matrix: Float[Tensor, "*stack v d"]) -> Float[Tensor, "*stack"]:
-    """Spectral norms of flat matrices, from their small Gram matrices."""
-    return largest_eigenvalue(matrix @ matrix.mT).sqrt() * (1 + SLACK)
-
-
 def _columns(at: Tapped, written: Float[Tensor, "h w v"]) -> Float[Tensor, " h"]:
     """The bound of each head whose values are written by a matrix first."""
     p = at.coupling
-    moves = _norms(written[:, None] @ at.value_moves).square()
-    values = (moves * p.sum(1)).amax(-1).sqrt()
-    spread = largest_eigenvalue(written[:, None] @ at.spread @ written.mT[:, None])
+    values = (at.value_moves.norms(written).square() * p.sum(1)).amax(-1).sqrt()
+    spread = torch.stack(
+        [largest_eigenvalue(w @ each @ w.mT) for w, each in zip(written, at.spread, strict=True)]
+    )
     keys = (p * spread[..., None] * at.kappa.square()).sum(1).amax(-1).sqrt()
-    queries = _norms(written[:, None] @ at.query_path).amax(-1)
-    return (values + keys + queries) * (1 + SLACK)
+    return (values + keys + at.query_norms(written).amax(-1)) * (1 + SLACK)
 
 
 @theorem("T1''", where=Tapped, source="column sums of the coupling, any attention seen by a tap")
@@ -127,11 +142,11 @@ def tb_tapped(_: object, at: Tapped) -> Float[Tensor, ""]:
     """
     written = thin(at.output)
     value, mean = at.value @ written.mT, at.mean @ written.mT
-    moves = _norms(written[:, None] @ at.value_moves)
+    moves = at.value_moves.norms(written)
     blocks = torch.zeros_like(at.coupling[0])
     for p, kappa, v, o, move in zip(at.coupling, at.kappa, value, mean, moves, strict=True):
         # The distance itself, not its expanded square, which would cancel.
         away = torch.cdist(o, v, compute_mode="donot_use_mm_for_euclid_dist") * (1 + SLACK)
         blocks = blocks + p * (move + away * kappa)
-    blocks = blocks + torch.diag(_norms(written[:, None] @ at.query_path).sum(0))
+    blocks = blocks + torch.diag(at.query_norms(written).sum(0))
     return perron_norm(blocks) * (1 + at.allowance)

@@ -10,7 +10,6 @@ import math
 
 import torch
 from jaxtyping import Float
-from scipy.special import lambertw
 from torch import Tensor
 
 from attnscope.attention import Heads
@@ -119,4 +118,6 @@ def _through(
 
 
 def _row_bound(n: int) -> float:
+    from scipy.special import lambertw  # half a second, for a theorem that few ask
+
     return float(lambertw((n - 1) / math.e).real)

@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from attnscope.nets import Config, Transformer, files, load, save
+from attnscope.nets import Config, Transformer, load, save
 
 SMALL: dict[str, Any] = {"dim": 8, "heads": 2, "head_dim": 3, "value_dim": 5, "hidden": 7}
 
@@ -48,10 +48,10 @@ def test_the_least_number_of_weights_is_never_too_large(attention: str, mlp: str
 def test_absurd_sizes_are_compared_with_the_weights_before_they_are_built(
     part: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(config: Config) -> None:
+    def build(self: Transformer, config: Config) -> None:
         raise AssertionError("a network was built")
 
-    monkeypatch.setattr(files, "Transformer", build)
+    monkeypatch.setattr(Transformer, "__init__", build)
     change(folder, **{part: 10**12})
     with pytest.raises(ValueError, match=r"does not hold the network|depth must be at most"):
         load(folder)

@@ -8,8 +8,8 @@ $\le c_i|t|$.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from attnscope.layers.contract import OverBall, Remainder, same
+from attnscope.layers.along import Along, Tangent
+from attnscope.layers.contract import OverBall, Remainder
 from attnscope.norms import SLACK
 from attnscope.validation import check_positive
 
@@ -36,6 +37,8 @@ class Entrywise(nn.Module, ABC):
     """The largest slope, in absolute value."""
     cornered = False
     """Whether there is a corner at 0, near which no curvature is finite."""
+    jump = 1.0
+    """By how much the slope jumps at the corner."""
 
     @abstractmethod
     def forward(self, u: Tensor) -> Tensor: ...
@@ -51,6 +54,59 @@ class Entrywise(nn.Module, ABC):
     @abstractmethod
     def weights(self, gradients: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """The $c_i$ of each direction: 0 where the remainder has the harmless sign."""
+
+    def bent(
+        self,
+        gradients: Float[Tensor, ...],
+        u: Float[Tensor, ...],
+        theta: Float[Tensor, ...],
+    ) -> Float[Tensor, ...]:
+        r"""$c_i\kappa_i \ge 0$: what each entry adds to the form against these gradients."""
+        return self.weights(gradients) * self.curvature(u, theta)
+
+    def steepest(
+        self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]
+    ) -> Float[Tensor, "*out"]:
+        """At least the slope of every entry over its interval, in absolute value."""
+        return torch.full_like(u + theta, self.slope)
+
+    def lost(
+        self, u: Float[Tensor, "k ..."], theta: Float[Tensor, "*reach"]
+    ) -> tuple[Float[Tensor, "k ..."], Float[Tensor, "k ..."]]:
+        r"""$\kappa$ and $j$ for every entry, with $|\rho(t)| \le \min(\frac12\kappa t^2, j|t|)$
+        over the interval, whatever the sign.
+        """
+        ones = torch.ones_like(u)
+        bent = torch.maximum(self.bent(ones, u, theta), self.bent(-ones, u, theta))
+        if not self.cornered:
+            return bent, torch.full_like(bent, torch.inf)
+        return bent, torch.where(u.abs() < theta, self.jump, 0.0)
+
+    def third(
+        self,
+        gradients: Float[Tensor, ...],
+        u: Float[Tensor, "*units"],
+        reach: Float[Tensor, "*units"],
+        spare: Float[Tensor, "*units"],
+    ) -> Float[Tensor, ...]:
+        r"""At least $|g|\,|\rho(t) - \frac12a''(u)s^2|$ where the entry moves by $t$, $|t| \le$
+        `reach`, and to first order by $s$, $|t - s| \le$ `spare`. A corner has no $a''$.
+        """
+        if not self.cornered:
+            raise NotImplementedError
+        return gradients.abs() * self.jump * (reach - u.abs()).clamp(min=0) * (1 + SLACK)
+
+    def along(self, x: Float[Tensor, "1 ..."], tangent: Tangent) -> Along:
+        """Every entry by its own row of the Jacobian."""
+        moved = tangent.entries(x.shape)
+        u = x.double().reshape(moved.shape)
+        left = self.third(torch.ones_like(u), u, *moved.units())
+
+        def third(gradients: Float[Tensor, "c ..."]) -> Float[Tensor, " c"]:
+            pulls = gradients.double().reshape(len(gradients), *u.shape)
+            return (pulls.abs() * left).sum((1, 2)) * (1 + SLACK)
+
+        return Along(torch.linalg.vector_norm(left, dim=-1) * (1 + SLACK), third)
 
     def kinked(
         self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"], part: float = NEAR
@@ -70,7 +126,7 @@ class Entrywise(nn.Module, ABC):
 
         def remainder(gradients: Float[Tensor, "c k ..."]) -> Remainder:
             u, weight = x.double(), self.weights(gradients.double())
-            bent = weight * self.curvature(u, reach)
+            bent = self.bent(gradients.double(), u, reach)
             if by_tokens:
                 kinked = self.kinked(u, reach)
                 form, corners = _split(weight, bent, kinked)
@@ -85,9 +141,26 @@ class Entrywise(nn.Module, ABC):
                 best = torch.minimum(best, eps * corner + eps.square() / 2 * curved)
             return Remainder(best * (1 + SLACK))
 
-        return OverBall(
-            self.slope * eps, self.slope * same(x) if x.ndim == 3 else None, remainder, "slope"
-        )
+        return self._found(x, eps, reach, remainder)
+
+    def _found(
+        self,
+        x: Float[Tensor, "k ..."],
+        eps: Float[Tensor, " k"],
+        reach: Tensor,
+        remainder: Callable[[Tensor], Remainder],
+    ) -> OverBall:
+        u = x.double()
+        steep = self.steepest(u, reach).broadcast_to(u.shape) * (1 + SLACK)
+
+        def rest() -> Tensor:
+            most = (part.broadcast_to(u.shape).flatten(1).amax(1) for part in self.lost(u, reach))
+            bend, jump = most
+            return torch.minimum(jump * eps, bend * eps.square() / 2) * (1 + SLACK)
+
+        budget = torch.diag_embed(steep.amax(-1)) if x.ndim == 3 else None
+        radius = steep.flatten(1).amax(1) * eps
+        return OverBall(radius, budget, remainder, "slope", rest=rest)
 
 
 def _split(
@@ -117,6 +190,22 @@ def corner_curvature(
     size, tiny = u.abs(), torch.finfo(u.dtype).tiny
     far = 2 * (theta - size).clamp(min=0) / theta.square().clamp(min=tiny)
     return torch.where(2 * size >= theta, far, 1 / (2 * size).clamp(min=tiny))
+
+
+def third_by_range(
+    gradients: Float[Tensor, "c ..."],
+    here: Float[Tensor, "*units"],
+    low: Float[Tensor, "*units"],
+    high: Float[Tensor, "*units"],
+    reach: Float[Tensor, "*units"],
+    spare: Float[Tensor, "*units"],
+) -> Float[Tensor, ...]:
+    r"""`Entrywise.third` from $a''(u)$ and the range of $a''$ over the interval: $\rho =
+    \frac12bt^2$ with $b$ in the range, and $|t^2 - s^2| \le |t - s|(2|t| + |t - s|)$.
+    """
+    swing = torch.maximum(high - here, here - low).clamp(min=0) * reach.square() / 2
+    slip = here.abs() * spare * (2 * reach + spare) / 2
+    return gradients.abs() * (swing + slip) * (1 + SLACK)
 
 
 class Activation(Entrywise):
@@ -201,7 +290,21 @@ class Softplus(Activation):
     def curvature(
         self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]
     ) -> Float[Tensor, "*out"]:
-        return torch.full_like(u + theta, self.sharpness / 4)
+        r"""$\beta\varsigma(1 - \varsigma)$ where it is largest: at the point nearest to 0."""
+        nearest = torch.sigmoid(self.sharpness * (u.abs() - theta).clamp(min=0))
+        return self.sharpness * nearest * (1 - nearest) * (1 + SLACK)
+
+    def third(
+        self,
+        gradients: Float[Tensor, ...],
+        u: Float[Tensor, "*units"],
+        reach: Float[Tensor, "*units"],
+        spare: Float[Tensor, "*units"],
+    ) -> Float[Tensor, ...]:
+        here = torch.sigmoid(self.sharpness * u.abs())
+        far = torch.sigmoid(self.sharpness * (u.abs() + reach))
+        here, far = (self.sharpness * part * (1 - part) for part in (here, far))
+        return third_by_range(gradients, here, far, self.curvature(u, reach), reach, spare)
 
 
 @final
@@ -229,6 +332,7 @@ class LeakyReLU(Entrywise):
         super().__init__()
         self.negative_slope = float(negative_slope)
         self.slope = max(1.0, abs(self.negative_slope))
+        self.jump = abs(1 - self.negative_slope)
 
     def forward(self, u: Tensor) -> Tensor:
         return F.leaky_relu(u, self.negative_slope)
@@ -240,41 +344,6 @@ class LeakyReLU(Entrywise):
 
     def weights(self, gradients: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return ((self.negative_slope - 1) * gradients).clamp(min=0)
-
-
-class Smooth(Entrywise):
-    r"""$|a''| \le$ `bend` everywhere, so $|\rho| \le \frac12$ bend $t^2$ with either sign."""
-
-    bend: float
-
-    def curvature(
-        self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]
-    ) -> Float[Tensor, "*out"]:
-        return torch.full_like(u + theta, self.bend)
-
-    def weights(self, gradients: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        return gradients.abs()
-
-
-@final
-class Tanh(Smooth):
-    r"""$|a''| \le 4/(3\sqrt3)$."""
-
-    bend = 4 / (3 * math.sqrt(3)) * (1 + SLACK)
-
-    def forward(self, u: Tensor) -> Tensor:
-        return torch.tanh(u)
-
-
-@final
-class Sigmoid(Smooth):
-    r"""$|a''| \le 1/(6\sqrt3)$, and a slope of at most 1/4."""
-
-    slope = 0.25
-    bend = 1 / (6 * math.sqrt(3)) * (1 + SLACK)
-
-    def forward(self, u: Tensor) -> Tensor:
-        return torch.sigmoid(u)
 
 
 def activation(name: str, half_width: float) -> Activation:

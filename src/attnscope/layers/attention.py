@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from attnscope import bounds
 from attnscope.attention import Attention, Heads
 from attnscope.layers.contract import OverBall, Remainder
-from attnscope.layers.norms import Centre, Norm, refuse_unbounded
+from attnscope.layers.norms import Centre, Norm, TokenNorm, refuse_inner
+from attnscope.layers.residual import Residual
+from attnscope.layers.self_attention import SelfAttention
 from attnscope.measures import Particles
 from attnscope.norms import SLACK, positive_norm, spectral_of_product
 
@@ -90,10 +92,10 @@ class ResidualAttention(nn.Module):
         )
 
     def without_content(self) -> None:
-        """Set A to 0: the coupling then depends on the places of tokens alone."""
+        """Set A to 0 for good: the coupling then depends on the places of tokens alone."""
         with torch.no_grad():
             for part in (self.query, self.key, self.query_bias):
-                part.zero_()
+                part.zero_().requires_grad_(False)
 
     def hold(self, floor: float, cap: float, value_cap: float) -> None:
         r"""Scale every head so that floor $\le \|A_h\| \le$ cap and $s\|W_hV_h\| \le$ value_cap.
@@ -103,14 +105,32 @@ class ResidualAttention(nn.Module):
         let both grow.
         """
         with torch.no_grad():
-            norms = self.content_norms().clamp(min=torch.finfo(torch.float64).tiny)
-            factor = (norms.clamp(floor, cap) / norms).sqrt().to(self.query)[:, None, None]
-            self.query.mul_(factor)
+            norms = self.content_norms()
+            held = (norms.clamp(floor, cap) / norms).sqrt()
+            factor = torch.where(norms > 0, held, 1.0).to(self.query)[:, None, None]
+            self.query.mul_(factor)  # 0 stays 0: a control without content has no floor
             self.key.mul_(factor)
             written = self.step * spectral_of_product(
                 self.output.double(), self.value.double()
             ).clamp(min=torch.finfo(torch.float64).tiny)
             self.output.mul_((value_cap / written).clamp(max=1).to(self.output)[:, None, None])
+
+    def parts(self) -> nn.Module | None:
+        """What a block is made of whose norm layer curves: norm, attention, and the residual."""
+        if not isinstance(self.norm, TokenNorm):
+            return None
+        heads = Heads(
+            self.query,
+            self.key,
+            self.value,
+            self.step * self.output,
+            query_bias=self.query_bias,
+            output_bias=self.step * self.output_bias,
+            position_bias=self.position_bias,
+            scale=self.scale,
+        )
+        branch = SelfAttention(heads, self.variant, self.causal, **self.options)
+        return Residual(self.norm, branch)
 
     def over(
         self,
@@ -118,30 +138,55 @@ class ResidualAttention(nn.Module):
         eps: Float[Tensor, " k"],
         each: Float[Tensor, "k n"] | None = None,
     ) -> OverBall:
+        return self.over_span(x, eps, each, None)
+
+    def over_span(
+        self,
+        x: Float[Tensor, "k n d"],
+        eps: Float[Tensor, " k"],
+        each: Float[Tensor, "k n"] | None,
+        span: Float[Tensor, "d m"] | None,
+    ) -> OverBall:
         """The smallest of all theorems without tokens; one reading of the scores with them, which
         is coarser and much cheaper.
         """
-        refuse_unbounded(self.norm)
+        refuse_inner(self.norm)
         attention, tokens = self.attention().to(torch.float64), x.double()
         if each is not None:
-            return self._by_tokens(attention, tokens, eps)
-        found = bounds.sensitivity(attention, tokens, eps, residual=1 / self.step)
+            return self._by_tokens(attention, tokens, eps, span=span)
+        found = bounds.sensitivity(attention, tokens, eps, residual=1 / self.step, span=span)
 
         def remainder(gradients: Float[Tensor, "c k n d"]) -> Remainder:
-            left = bounds.remainder(attention, tokens, eps, self.step * gradients.double())
+            against = self.step * gradients.double()
+            left = bounds.remainder(attention, tokens, eps, against, span=span)
             return Remainder(whole=left * (1 + SLACK))
 
         won = " or ".join(dict.fromkeys(found.name))
         return OverBall(self.step * found.value * (1 + SLACK), None, remainder, won)
 
+    def by_budgets(self, x: Float[Tensor, "k n d"], eps: Float[Tensor, " k"]) -> OverBall:
+        """`over` with tokens, its radius from their budgets alone: what a step of training can
+        afford.
+        """
+        refuse_inner(self.norm)
+        attention = self.attention().to(torch.float64)
+        return self._by_tokens(attention, x.double(), eps, budgets_alone=True)
+
     def _by_tokens(
-        self, attention: Attention, x: Float[Tensor, "k n d"], eps: Float[Tensor, " k"]
+        self,
+        attention: Attention,
+        x: Float[Tensor, "k n d"],
+        eps: Float[Tensor, " k"],
+        span: Float[Tensor, "d m"] | None = None,
+        budgets_alone: bool = False,
     ) -> OverBall:
-        found = bounds.tokens_over_ball(attention, x, eps, 1 / self.step)
+        found = bounds.tokens_over_ball(
+            attention, x, eps, 1 / self.step, span, budgets_alone=budgets_alone
+        )
         budget = self.step * found.budget
         radius = torch.minimum(self.step * found.radius, positive_norm(budget) * eps)
 
         def remainder(gradients: Float[Tensor, "c k n d"]) -> Remainder:
-            return Remainder(form=found.form(self.step * gradients))
+            return Remainder(form=found.form(self.step * gradients.double()))
 
         return OverBall(radius, budget, remainder, "Token budgets")

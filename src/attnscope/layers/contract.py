@@ -7,7 +7,7 @@ For a perturbation $D$ of the input of a layer $F$ let $\|D\|_F \le \varepsilon$
 - a *radius*, at least $\|F(x + D) - F(x)\|_F$;
 - a *budget*, a non-negative matrix $N$ with $|F(x + D) - F(x)|_i \le (Nv)_i$;
 - a *remainder*: for directions $g$, what bounds $-\langle g, R\rangle$, $R = F(x + D) - F(x) -
-  DF(x)D$.
+  DF(x)D$; and a bound on $\|R\|_F$, for the layers behind it.
 
 Nothing else is asked of a layer: one of your own that has `over` is certified as ours are.
 """
@@ -72,7 +72,7 @@ def affine(gradients: Float[Tensor, "c k ..."]) -> Remainder:
 @final
 @dataclass(frozen=True, eq=False)
 class OverBall:
-    """What a layer can do over a ball around each of k inputs.
+    r"""What a layer can do over a ball around each of k inputs.
 
     Args:
         radius: how far the output can move.
@@ -82,6 +82,10 @@ class OverBall:
         theorem: what proved the radius.
         cut: for a layer that makes tokens of something else, how its input falls into the n pieces
             that the budget counts, (..., n, p); None when the input is tokens (..., n, d) already.
+        rest: gives (k,) numbers of at least $\|R\|_F$, the Taylor remainder in any direction; None
+            when nothing better is known than the radius and the slope at the input together.
+        span: orthonormal columns (d, m), when every token of the output can move within their span
+            alone; None when it may move anywhere.
     """
 
     radius: Float[Tensor, " k"]
@@ -89,6 +93,23 @@ class OverBall:
     remainder: Callable[[Tensor], Remainder] | None = None
     theorem: str = "declared by the layer"
     cut: Callable[[Tensor], Tensor] | None = None
+    rest: Callable[[], Tensor] | None = None
+    span: Float[Tensor, "d m"] | None = None
+
+
+@runtime_checkable
+class Guided(Protocol):
+    """A layer that can say more when its tokens move in some directions alone."""
+
+    def over_span(
+        self,
+        x: Float[Tensor, "k n d"],
+        eps: Float[Tensor, " k"],
+        each: Float[Tensor, "k n"] | None,
+        span: Float[Tensor, "d m"] | None,
+    ) -> OverBall:
+        """As `Layer.over`, for movements within the span of these columns."""
+        ...
 
 
 @runtime_checkable
@@ -128,7 +149,8 @@ class AffineLayer(nn.Module, ABC):
         each: Float[Tensor, "k n"] | None = None,
     ) -> OverBall:
         norm = self.norm().to(x.device) * (1 + SLACK)
-        return OverBall(norm * eps, self.budget(x, norm), affine, "spectral norm", self.cut())
+        budget, span = self.budget(x, norm), self.span()
+        return OverBall(norm * eps, budget, affine, "spectral norm", self.cut(), span=span)
 
     def budget(
         self, x: Float[Tensor, "k ..."], norm: Float[Tensor, ""]
@@ -138,6 +160,10 @@ class AffineLayer(nn.Module, ABC):
 
     def cut(self) -> Callable[[Tensor], Tensor] | None:
         """See `OverBall.cut`."""
+        return None
+
+    def span(self) -> Float[Tensor, "d m"] | None:
+        """See `OverBall.span`."""
         return None
 
 

@@ -36,7 +36,7 @@ class PatchEmbedding(AffineLayer):
         self.image, self.patch = image, patch
         self.tokens = (height // patch) * (width // patch)
         pixels = channels * patch**2
-        self.weight = nn.Parameter(_isometry(dim, pixels, generator), requires_grad=learned)
+        self.weight = nn.Parameter(isometry(dim, pixels, generator), requires_grad=learned)
         self.position = nn.Parameter(0.02 * torch.randn(self.tokens, dim, generator=generator))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,6 +67,11 @@ class PatchEmbedding(AffineLayer):
 
     def cut(self) -> Callable[[Tensor], Tensor] | None:
         return self.patches
+
+    def span(self) -> Float[Tensor, "d m"] | None:
+        """Tokens have as many coordinates to move in as a patch has pixels."""
+        dim, pixels = self.weight.shape
+        return None if pixels >= dim else torch.linalg.qr(self.weight.detach().double()).Q
 
 
 @final
@@ -99,7 +104,7 @@ class TokenEmbedding(Unbounded):
         return self.weight[x] + self.position[: x.shape[-1]]
 
 
-def _isometry(rows: int, columns: int, generator: torch.Generator) -> Float[Tensor, "rows columns"]:
+def isometry(rows: int, columns: int, generator: torch.Generator) -> Float[Tensor, "rows columns"]:
     """A random matrix whose columns (or rows, when there are fewer of them) are orthonormal."""
     tall = torch.linalg.qr(
         torch.randn(max(rows, columns), min(rows, columns), generator=generator)

@@ -8,15 +8,16 @@ sign, and the bounds of one serve all.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnscope.layers.activations import Activation
+from attnscope.layers.activations import Entrywise
 from attnscope.layers.contract import OverBall, Remainder, same
-from attnscope.layers.norms import Centre, Norm, refuse_unbounded
+from attnscope.layers.norms import Centre, Norm, TokenNorm, refuse_inner
+from attnscope.layers.residual import Residual
 from attnscope.norms import SLACK, spectral
 
 REFINED = 4
@@ -33,7 +34,7 @@ class MLP(nn.Module, ABC):
         self,
         dim: int,
         hidden: int,
-        activation: Activation,
+        activation: Entrywise,
         norm: Norm | None,
         generator: torch.Generator,
     ) -> None:
@@ -45,9 +46,11 @@ class MLP(nn.Module, ABC):
 
     theorem: str
     """What bounds the slope."""
+    residual: ClassVar[bool] = True
+    """Whether the tokens are added to what is written."""
 
     @abstractmethod
-    def written(self, weight: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
+    def written(self, weight: Float[Tensor, "m d"]) -> Float[Tensor, "m e"]:
         """The rows $u_k$ that go with the rows $w_k$, in their dtype."""
 
     def rows(self) -> Float[Tensor, "m d"]:
@@ -57,7 +60,18 @@ class MLP(nn.Module, ABC):
     def forward(self, x: Tensor) -> Tensor:
         weight = self.rows()
         read = x if self.norm is None or isinstance(self.norm, Centre) else self.norm(x)
-        return x + self.activation(read @ weight.mT + self.bias) @ self.written(weight)
+        made = self.activation(read @ weight.mT + self.bias) @ self.written(weight)
+        return x + made if self.residual else made
+
+    def parts(self) -> nn.Module | None:
+        """What a block is made of whose norm layer curves: norm, MLP, and the residual."""
+        from attnscope.layers.feed_forward import FeedForward  # itself an MLP
+
+        if not isinstance(self.norm, TokenNorm):
+            return None
+        weight = self.rows()
+        branch = FeedForward(weight, self.bias, self.activation, self.written(weight), None)
+        return Residual(self.norm, branch)
 
     @abstractmethod
     def slope(self, weight: Float[Tensor, "m d"]) -> Float[Tensor, ""]:
@@ -77,32 +91,53 @@ class MLP(nn.Module, ABC):
         the corners $l_i = \min(\sum_k c_{ik}\|w_k\|, \|c_i\|\|W\|)$ with $c_{ik} = \max(0,
         -\langle u_k, g_i\rangle)$ over them.
         """
-        refuse_unbounded(self.norm)
+        refuse_inner(self.norm)
         weight = self.rows().double()
         slope = self.slope(weight) * (1 + SLACK)
         reach = eps[:, None] if each is None else each
 
-        def remainder(gradients: Float[Tensor, "c k n d"]) -> Remainder:
-            length = torch.linalg.vector_norm(weight, dim=-1)
-            u = x.double() @ weight.mT + self.bias.double()
-            theta = reach[..., None] * length * (1 + SLACK)
-            lowered = (-(gradients.double() @ self.written(weight).mT)).clamp(min=0)
-            kappa, kinked = self.activation.curvature(u, theta), self.activation.kinked(u, theta)
+        length = torch.linalg.vector_norm(weight, dim=-1)
+        u = x.double() @ weight.mT + self.bias.double()
+        theta = reach[..., None] * length * (1 + SLACK)
+
+        def remainder(gradients: Float[Tensor, "c k n e"]) -> Remainder:
+            pulls = gradients.double() @ self.written(weight).mT
+            beta, kinked = self.activation.bent(pulls, u, theta), self.activation.kinked(u, theta)
             corners = None
             if kinked is not None:
-                kappa = kappa.masked_fill(kinked, 0.0)
-                corner = lowered * kinked
+                beta = beta.masked_fill(kinked, 0.0)
+                corner = self.activation.weights(pulls) * kinked
                 whole = torch.linalg.vector_norm(corner, dim=-1) * spectral(weight)
                 corners = torch.minimum(corner @ length, whole) * (1 + SLACK)
-            curved = _curvatures(lowered * kappa, weight)
+            curved = _curvatures(beta, weight)
             if each is not None:
                 return Remainder(form=torch.diag_embed(curved * (1 + SLACK)), corners=corners)
-            total = _refined(curved, lowered * kappa, weight) * eps.square() / 2
+            total = _refined(curved, beta, weight) * eps.square() / 2
             if corners is not None:
                 total = total + eps * torch.linalg.vector_norm(corners, dim=-1)
             return Remainder(whole=total * (1 + SLACK))
 
-        return OverBall(slope * eps, slope * same(x), remainder, self.theorem)
+        def rest() -> Tensor:
+            return self._rest(u, theta, weight, eps)
+
+        return OverBall(slope * eps, slope * same(x), remainder, self.theorem, rest=rest)
+
+    def _rest(
+        self,
+        u: Float[Tensor, "k n m"],
+        theta: Float[Tensor, "k some m"],
+        weight: Float[Tensor, "m d"],
+        eps: Float[Tensor, " k"],
+    ) -> Float[Tensor, " k"]:
+        r"""$\|U\|\,|\rho|$: $|\rho_k| \le \frac12\kappa_k\langle w_k, d\rangle^2$ makes $|\rho| \le
+        \frac12\max_k(\kappa_k|w_k|)\,\|W\||d|^2$, and near a corner $|\rho_k| \le j|\langle w_k,
+        d\rangle|$.
+        """
+        bend, jump = self.activation.lost(u, theta)
+        size, long = spectral(weight), torch.linalg.vector_norm(weight, dim=-1)
+        bent = (bend * long).flatten(1).amax(1) * size * eps.square() / 2
+        apart = torch.minimum(bent, jump.flatten(1).amax(1) * size * eps)
+        return spectral(self.written(weight)) * apart * (1 + SLACK)
 
 
 class OneLipschitz(MLP):
@@ -131,7 +166,7 @@ class SLL(OneLipschitz):
         self,
         dim: int,
         hidden: int,
-        activation: Activation,
+        activation: Entrywise,
         norm: Norm | None,
         generator: torch.Generator,
     ) -> None:
@@ -167,7 +202,7 @@ class ResidualMLP(MLP):
         self,
         dim: int,
         hidden: int,
-        activation: Activation,
+        activation: Entrywise,
         norm: Norm | None,
         generator: torch.Generator,
         step: float = 1.0,
@@ -180,7 +215,7 @@ class ResidualMLP(MLP):
         return self.step * self.output.to(weight.dtype)
 
     def slope(self, weight: Float[Tensor, "m d"]) -> Float[Tensor, ""]:
-        return 1 + spectral(weight) * spectral(self.written(weight))
+        return 1 + self.activation.slope * spectral(weight) * spectral(self.written(weight))
 
 
 def _curvatures(

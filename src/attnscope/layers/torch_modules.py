@@ -14,8 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnscope.layers.activations import LeakyReLU, ReLU, Sigmoid, Tanh
+from attnscope.layers.activations import LeakyReLU, ReLU
 from attnscope.layers.contract import Layer, OverBall, affine, same
+from attnscope.layers.norms import LayerNorm, RMSNorm
+from attnscope.layers.pooling import MaxPool
+from attnscope.layers.smooth import GELU, Sigmoid, SiLU, Tanh, TanhGELU
 from attnscope.norms import SLACK, spectral
 
 MOST_FREQUENCIES = 2**24
@@ -73,13 +76,55 @@ def torch_layer(module: nn.Module) -> Layer | None:
     ):
         pooled = _pooling_norm(module)
         return Affine(module, lambda x: pooled)
+    if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d) and kind in (
+        nn.BatchNorm1d,
+        nn.BatchNorm2d,
+    ):
+        return _batch_norm(module)
+    if isinstance(module, nn.MaxPool2d) and kind is nn.MaxPool2d:
+        return _max_pool(module)
+    if isinstance(module, nn.LayerNorm) and kind is nn.LayerNorm:
+        return LayerNorm(module)
+    if isinstance(module, nn.RMSNorm) and kind is nn.RMSNorm:
+        return RMSNorm(module)
+    return _activation(module)
+
+
+def _activation(module: nn.Module) -> Layer | None:
+    kind = type(module)
     if isinstance(module, nn.LeakyReLU) and kind is nn.LeakyReLU:
         return LeakyReLU(module.negative_slope)
-    if kind is nn.ReLU:
-        return ReLU()
-    if kind is nn.Tanh:
-        return Tanh()
-    return Sigmoid() if kind is nn.Sigmoid else None
+    if isinstance(module, nn.GELU) and kind is nn.GELU:
+        return GELU() if module.approximate == "none" else TanhGELU()
+    plain: dict[type, Callable[[], Layer]] = {
+        nn.ReLU: ReLU,
+        nn.Tanh: Tanh,
+        nn.Sigmoid: Sigmoid,
+        nn.SiLU: SiLU,
+    }
+    return plain[kind]() if kind in plain else None
+
+
+def _batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d) -> Layer | None:
+    """In evaluation mode a factor for each channel; without kept statistics it mixes images."""
+    if module.running_var is None or module.training:
+        return None
+    factor = (module.running_var.double() + module.eps).rsqrt()
+    factor = factor if module.weight is None else factor * module.weight.detach().double()
+    norm = float(factor.abs().amax()) * (1 + SLACK)
+    return Affine(module, lambda x: norm)
+
+
+def _max_pool(module: nn.MaxPool2d) -> Layer | None:
+    plain = not module.ceil_mode and module.padding in (0, (0, 0))
+    if not plain or module.dilation not in (1, (1, 1)) or module.return_indices:
+        return None
+    size, stride = _pair(module.kernel_size), _pair(module.stride)
+    return MaxPool(size, stride)
+
+
+def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
 class _ConvolutionNorm:

@@ -49,6 +49,8 @@ class Config:
     head_dim: int = 12
     value_dim: int = 12
     position_bias: bool = True
+    content: bool = True
+    """Whether tokens look at what others say; else A is 0 for good and they mix by place alone."""
     mlp: str = "sll"
     hidden: int = 128
     activation: str = "quadratic"
@@ -95,7 +97,7 @@ class Config:
                     f"{name} must lie between {SMALLEST} and {1 / SMALLEST}, got"
                     f" {described(getattr(self, name))}."
                 )
-        for name in ("position_bias", "learned_embedding"):
+        for name in ("position_bias", "content", "learned_embedding"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(
                     f"{name} must be true or false, got {described(getattr(self, name))}."

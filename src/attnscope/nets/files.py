@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from attnscope.files import write_atomically
 from attnscope.nets.config import Config
 from attnscope.nets.transformer import Transformer
-from attnscope.validation import described
+from attnscope.validation import described, parsed
 
 VERSION = 1
 """Of the files; raised whenever old ones could no longer be read rightly."""
@@ -107,8 +107,8 @@ def _built(config: Config, path: Path) -> Transformer:
 
 
 def shipped(name: str = "digits") -> Path:
-    """The folder of a network that comes with the package; its no-attention control is in `control`
-    there.
+    """The folder of a network that comes with the package; its control, trained with
+    A = 0, is in `control` there.
     """
     folder = Path(str(resources.files("attnscope.nets") / name))
     if not (folder / DESCRIPTION).exists():
@@ -122,13 +122,13 @@ def describe(folder: str | Path) -> dict[str, Any]:
     """The description beside the weights: config, notes, version; checked."""
     path = Path(folder) / DESCRIPTION
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
+        description = parsed(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(
             f"{str(folder)!r} holds no network: {DESCRIPTION} cannot be read"
             f" ({error.strerror or error})."
         ) from error
-    except (ValueError, RecursionError) as error:  # also numbers of too many digits
+    except ValueError as error:  # also numbers of too many digits
         raise ValueError(f"{str(path)!r} is not JSON ({error}): copy the file again.") from error
     if not isinstance(description, dict) or description.get("format") != "attnscope network":
         raise ValueError(f"{str(path)!r} does not describe a network of attnscope.")

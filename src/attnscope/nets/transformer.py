@@ -22,6 +22,7 @@ from attnscope.layers import (
     ResidualMLP,
     TokenEmbedding,
     activation,
+    isometry,
     norm_layer,
 )
 from attnscope.nets.config import Config
@@ -98,11 +99,12 @@ def _layers(config: Config, generator: torch.Generator) -> list[nn.Module]:
 
 
 def _attention(config: Config, generator: torch.Generator) -> ResidualAttention:
-    """Queries and keys start equal, so that tokens look for their like; values and outputs are
-    random and small.
+    """Queries and keys start equal, so that tokens look for their like, and as isometries, so that
+    they see all directions alike: of all A with one norm these tell tokens apart best. Values and
+    outputs are random and small.
     """
     h, k, v, d = config.heads, config.head_dim, config.value_dim, config.dim
-    query = torch.randn(h, k, d, generator=generator) / d**0.5
+    query = torch.stack([isometry(k, d, generator) for _ in range(h)])
     heads = Heads(
         query,
         query.clone(),
@@ -122,6 +124,8 @@ def _attention(config: Config, generator: torch.Generator) -> ResidualAttention:
         norm_layer(config.norm, d),
         config.step,
     )
+    if not config.content:
+        made.without_content()
     made.attention()  # a variant that cannot be causal, or takes no such option, says so here
     return made
 

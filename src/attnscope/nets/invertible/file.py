@@ -18,6 +18,7 @@ from torch import Tensor
 from attnscope.attention import Attention, Heads, variants
 from attnscope.files import write_atomically
 from attnscope.nets.invertible.layer import FIXED, AttentionWeights
+from attnscope.validation import parsed
 
 FORMAT = "attnscope invertible 1"
 
@@ -54,7 +55,7 @@ def read(path: Path) -> tuple[list[Attention], dict[str, Any], dict[str, Tensor]
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             held = {name: arrays[name] for name in arrays.files}
-        about = json.loads(str(held.pop("description")))
+        about = parsed(str(held.pop("description")))
         if about["format"] != FORMAT:
             raise KeyError(about["format"])
         state = {name: torch.from_numpy(part) for name, part in held.items()}

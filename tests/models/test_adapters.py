@@ -207,3 +207,27 @@ def test_quantised_weights_are_refused_for_what_they_are() -> None:
     module.linear1 = held
     with pytest.raises(ValueError, match=r"quantised weights \(torch\.int8\)"):
         load(module)
+
+
+def test_a_hook_on_the_whole_attention_is_part_of_it() -> None:
+    """What leaves the module counts, not what its last projection made."""
+    module, ids = build("gpt2"), inputs("gpt2")[0]
+    before = spectral_norm(loaded(module).jacobian(1, ids), tol=1e-10).lower
+    module.h[1].attn.register_forward_hook(lambda _, args, out: (2 * out[0], *out[1:]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModelNotice)
+        after = spectral_norm(loaded(module).jacobian(1, ids), tol=1e-10).lower
+    assert after == pytest.approx(2 * before, rel=1e-8)
+
+
+def test_the_copy_in_float64_follows_the_weights() -> None:
+    model = load(build("gpt2").float(), dtype=torch.float32)
+    first = model.doubled()
+    assert first is not None
+    assert model.doubled() is first
+    weight = model.module.h[0].attn.c_proj.weight
+    with torch.no_grad():
+        weight.mul_(2)
+    again = model.doubled()
+    assert again is not None
+    assert again.module.h[0].attn.c_proj.weight.equal(weight.double())

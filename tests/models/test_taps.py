@@ -79,3 +79,18 @@ def test_bad_requests_at_a_tap_are_refused() -> None:
         model.function(0, "block", head=1)
     with pytest.raises(ValueError, match="head must be a whole number from 0 to 2"):
         model.jacobian(0, ids[0], head=3)
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "modernbert", "olmo2", "qwen3_next"])
+def test_the_chain_rule_gives_the_dense_jacobian(name: str) -> None:
+    """Sinks, soft-caps, windows, norms over all heads; a gate, which is left to autograd."""
+    case = ARCHITECTURES[name]
+    model: Any = loaded(case.build())
+    ids = torch.arange(10, 20).reshape(2, 5)
+    op = model.jacobian(case.layer, ids)
+    for found, x in zip(op.to_dense(), model.tokens(ids, case.layer), strict=True):
+        dense = torch.autograd.functional.jacobian(model.function(case.layer), x)
+        dense = dense.reshape(found.shape)
+        assert (found - dense).abs().max() < 1e-6 * dense.abs().max()
+    u, v = torch.randn(2, *x.shape[-2:]).double()[:, None].expand(2, 2, -1, -1)
+    assert float((op.mv(u) * v).sum()) == pytest.approx(float((u * op.rmv(v)).sum()), rel=1e-6)

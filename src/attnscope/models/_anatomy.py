@@ -209,8 +209,19 @@ def _residual(
             if reader is not None and event.ended > reader.began:
                 break
             if not _same(event.output, value) and _adds(value, x, event.output):
-                return _innermost(events, reader, value), event
+                step = value.reshape(x.shape) - x
+                return _innermost(events, reader, value), _holder(made, event, step)
     return None
+
+
+def _holder(made: list[_Event], event: _Event, step: Tensor) -> _Event:
+    """The module that was added: one around the event where the event's own output was stretched on
+    its way out, by a hook on that module for example.
+    """
+    if _same(event.output, step):
+        return event
+    around = (e for e in made if e.began < event.began and event.ended < e.ended)
+    return next((e for e in around if _same(e.output, step)), event)
 
 
 def _innermost(events: list[_Event], reader: _Event | None, value: Tensor) -> _Event | None:

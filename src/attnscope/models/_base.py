@@ -25,21 +25,34 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from attnscope.attention import Heads
 from attnscope.attention.softmax import Softmax
 from attnscope.bounds import Bounds
 from attnscope.measures import Particles
+from attnscope.models._head import reheaded
+from attnscope.models._part_bounds import part_bounds
 from attnscope.models._parts import Part, check_part
 from attnscope.models._perturbation import Perturbation
-from attnscope.models._reading import Encoder, Reader
-from attnscope.models._rebuilt import difference, radius_holds
+from attnscope.models._reading import Encoder
+from attnscope.models._rebuilt import difference, largest_norm, radius_holds
+from attnscope.models._spans import Place, Spanned, span_jacobian
 from attnscope.models._stack import attentions
-from attnscope.models._tapping import Tap, bounds_at, check_heads, tap
+from attnscope.models._state import state_of
+from attnscope.models._tapping import (
+    Tap,
+    bounds_at,
+    check_covered,
+    check_heads,
+    check_tapped,
+    holds,
+    tap,
+)
 from attnscope.models._taps import alone, listening
 from attnscope.operators import LinearOperator
+from attnscope.operators.precision import widened
 from attnscope.validation import described
 
 
@@ -47,7 +60,7 @@ class ModelNotice(UserWarning):
     """Something about a model that the reader of its numbers should know."""
 
 
-class Model(Reader):
+class Model(Spanned):
     """A network whose layers are maps on tokens. `module` is the network itself, in eval mode and
     never changed.
     """
@@ -62,6 +75,7 @@ class Model(Reader):
         super().__init__(module, name, encoder)
         self._told: set[int] = set()
         self._double: Model | None = None
+        self._double_of: tuple[Any, ...] = ()
 
     # What a family writes.
 
@@ -158,7 +172,7 @@ class Model(Reader):
                     f"{part} of layer {layer} needs tokens of shape (..., n, {self.dim}), got"
                     f" {described(x)}."
                 )
-            running = self._running(layer, x.shape[-2])
+            running = self.running(layer, x.shape[-2])
             with self.plainly():
                 return self._each(partial(running.apply, part), x).reshape(x.shape)
 
@@ -176,7 +190,6 @@ class Model(Reader):
             made = self.from_weights(layer)
             one = Softmax(made.heads.select(head), causal=made.causal)
             return lambda x: one(x, Particles(x))
-        self._check_tapped(layer)
         check_heads(self, layer)
         whole = self.function(layer, "attention")
 
@@ -186,26 +199,34 @@ class Model(Reader):
 
         return single
 
-    def _check_tapped(self, layer: int) -> None:
-        if not self.tapped or self._anatomy(layer, self.usual_length).core is None:
-            raise ValueError(
-                f"the attention of layer {layer} of {self.name} does not go through transformers'"
-                " AttentionInterface, so its heads cannot be seen."
-            )
+    def has_heads(self, layer: int) -> bool:
+        """Whether single heads of this layer can be measured: its weights spell them, or a tap sees
+        them.
+        """
+        self._check_layer(layer)
+        return self.rebuilt(layer) or holds(partial(check_heads, self, layer))
+
+    def has_bounds(self, layer: int) -> bool:
+        """Whether theorems hold for the attention of this layer at its tokens: its weights spell
+        heads, or a tap sees token-wise maps, softmax and a linear map out.
+        """
+        self._check_layer(layer)
+        return self.rebuilt(layer) or holds(partial(check_covered, self, layer))
 
     def jacobian(
         self,
-        layer: int,
+        layer: int | tuple[Place, Place],
         source: str | Tensor,
         part: Part = "attention",
         head: int | None = None,
     ) -> LinearOperator:
-        """The derivative of a part of this layer, or of one of its heads, at the tokens of a text.
+        """The derivative of a part of this layer, of one of its heads, or of a span, at the tokens
+        of a text.
 
         A model in float32 finishes lower bounds with products of its copy in float64.
 
         Args:
-            layer: its number, from 0.
+            layer: its number, from 0; or the start and the stop of a span.
             source: what `tokens` takes; a stack gives a stack of operators.
             part: which part.
             head: a single head of the part attention.
@@ -215,20 +236,27 @@ class Model(Reader):
         """
         from attnscope.models._jacobian import head_jacobian, part_jacobian
 
+        if isinstance(layer, tuple):
+            if part != "attention" or head is not None:
+                raise ValueError("a span goes through whole blocks: leave part and head out.")
+            return span_jacobian(self, *layer, source)
         x = self.tokens(source, layer, part)
         if head is not None:
-            return head_jacobian(self, layer, x, head)
+            return head_jacobian(self, layer, x, head, self.doubled())
         return part_jacobian(self, layer, part, x, self.doubled())
 
     def doubled(self) -> Model | None:
         """The same model in float64; None if it is that already."""
         if self.dtype == torch.float64:
             return None
-        if self._double is None:
+        state = state_of(self.module)
+        if self._double is None or self._double_of != state:
+            self._double_of = state
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ModelNotice)
-                module = copy.deepcopy(self.module).to(torch.float64)
+                module = widened(copy.deepcopy(self.module), self.device)
                 self._double = type(self)(module, self.name, self._encoder)
+                self._double.head = lambda wide: reheaded(self.whole(), self.module, wide)
         return self._double
 
     def tap(self, layer: int, source: str | Tensor) -> Tap:
@@ -238,18 +266,20 @@ class Model(Reader):
         x = self._tappable(layer, source)
         return tap(self, layer, x)
 
-    def bounds(self, layer: int, source: str | Tensor) -> Bounds:
+    def bounds(self, layer: int, source: str | Tensor, part: Part = "attention") -> Bounds:
         """Proved bounds on the derivative of the attention of this layer at one text, for any model
-        behind the door; in float64.
+        behind the door, or of the part `norm+attention` or `residual`; in float64.
         """
         model = self.doubled() or self
         x = self._tappable(layer, source).double()
-        model._check_tapped(layer)
-        return bounds_at(model, layer, x)
+        check_tapped(model, layer)
+        found = bounds_at(model, layer, x)
+        stream = self.tokens(source, layer, "block").double()
+        return found if part == "attention" else part_bounds(model, layer, part, stream, found)
 
     def _tappable(self, layer: int, source: str | Tensor) -> Float[Tensor, "n d"]:
         x = self.tokens(source, layer, "attention")
-        self._check_tapped(layer)
+        check_tapped(self, layer)
         if x.ndim != 2:
             raise ValueError(f"a tap hears one sequence, got {described(source)}.")
         return x
@@ -272,7 +302,7 @@ class Model(Reader):
         return x if stacked else x[0]
 
     def points(
-        self, ids: Int[Tensor, "samples n"], layers: Sequence[int], part: Part = "block"
+        self, ids: Shaped[Tensor, "samples ..."], layers: Sequence[int], part: Part = "block"
     ) -> Iterator[tuple[int, Float[Tensor, "samples n d"], Float[Tensor, "samples n d"]]]:
         """Each of these layers with the input point of the part there and what its attention reads,
         in one pass through the blocks.
@@ -306,28 +336,13 @@ class Model(Reader):
     def norm_radius(self, layer: int) -> float | None:
         r"""A proved bound on the token norm at the attention input, or None where the norm is not
         the last to touch the tokens (a hook may follow it).
-
-        LayerNorm gives $\sqrt d \max|g| + \|b\|$; RMSNorm gives $\sqrt d \max|g|$.
         """
         self._check_layer(layer)
-        if not radius_holds(self, layer):
-            return None
-        norm: Any = self.input_norm(layer)
-        gain = norm.weight.detach().double()
-        bias = getattr(norm, "bias", None)
-        shift = 0.0 if bias is None else float(bias.detach().double().norm())
-        return float(gain.numel() ** 0.5 * gain.abs().max()) + shift
+        return largest_norm(self.input_norm(layer)) if radius_holds(self, layer) else None
 
     def _check_layer(self, layer: int) -> None:
         if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < self.layers:
             raise ValueError(
                 f"layer must be a whole number from 0 to {self.layers - 1} ({self.name} has"
                 f" {self.layers}), got {layer!r}."
-            )
-
-    def check_still(self) -> None:
-        if any(part.training for part in self.module.modules()):
-            raise ValueError(
-                f"{self.name} is in training mode, so dropout would make its maps random: call"
-                " module.eval() first."
             )

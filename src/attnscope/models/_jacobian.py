@@ -5,19 +5,27 @@ own modules elsewhere.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnscope.attention.softmax import Softmax
 from attnscope.measures import Particles
 from attnscope.models._base import Model
+from attnscope.models._chain import attention_chain
 from attnscope.models._parts import Part
 from attnscope.models._rebuilt import norm_value
+from attnscope.models._spelled import spelled
+from attnscope.models._tapped_heads import is_known, tapped_heads
+from attnscope.models._tapping import check_tapped, holds
 from attnscope.operators import LinearOperator, jacobian
+from attnscope.operators.heads import head_values, of_heads
 from attnscope.operators.norms import of_norm
+from attnscope.operators.precision import wide, widened
 
 
 def part_jacobian(
@@ -35,6 +43,16 @@ def part_jacobian(
     product of a lower bound.
     """
     stack = x.ndim - 2
+    if (
+        part == "attention"
+        and not model.rebuilt(layer)
+        and holds(partial(check_tapped, model, layer))
+    ):
+        if (made := spelled(model, layer, x)) is not None:
+            return jacobian(made, Particles(x))
+        chained = _chained(model, layer, x, double)
+        if chained is not None:
+            return chained
     if part in ("mlp", "block") or not model.rebuilt(layer):
         exact = None if double is None else double.function(layer, part)
         return jacobian(model.function(layer, part), x, stack, double=exact)
@@ -44,13 +62,9 @@ def part_jacobian(
     norm, pre_norm = model.norm(layer), model.pre_norm
 
     def exact_part() -> LinearOperator:
-        return _with_norm(
-            attention.to(torch.float64),
-            copy.deepcopy(norm).double(),
-            pre_norm,
-            part,
-            x.to(torch.float64),
-        )
+        here = x.device
+        own = widened(copy.deepcopy(norm), here)
+        return _with_norm(widened(attention, here), own, pre_norm, part, wide(x))
 
     return replace(
         _with_norm(attention, norm, pre_norm, part, x),
@@ -63,17 +77,123 @@ def part_jacobian(
     )
 
 
+def _chained(
+    model: Model, layer: int, x: Float[Tensor, "*stack n d"], double: Model | None
+) -> LinearOperator | None:
+    """The chain rule through a tap, with what a stack and a lower precision need."""
+    op = attention_chain(model, layer, x)
+    if op is None:
+        return None
+    stack = x.ndim - 2
+    return replace(
+        op,
+        exact=None
+        if double is None
+        else lambda: part_jacobian(double, layer, "attention", wide(x)),
+        restrict=(
+            None
+            if not stack
+            else lambda index: part_jacobian(
+                model, layer, "attention", x.flatten(0, stack - 1)[index], double
+            )
+        ),
+    )
+
+
 def head_jacobian(
-    model: Model, layer: int, x: Float[Tensor, "*stack n d"], head: int
+    model: Model,
+    layer: int,
+    x: Float[Tensor, "*stack n d"],
+    head: int,
+    double: Model | None = None,
 ) -> LinearOperator:
     """The derivative of what one head adds to the attention, at tokens x."""
     function = model.function(layer, "attention", head)
-    if model.rebuilt(layer):
-        made = model.from_weights(layer)
+    made = _matrices(model, layer, x)
+    if made is not None:
         return jacobian(Softmax(made.heads.select(head), causal=made.causal), Particles(x))
-    double = model.doubled()
+    if (tapped := tapped_heads(model, layer, x)) is not None:
+        return tapped.operator((head,), tuple(x.shape[:-2]), x.dtype, reduced=False)
     exact = None if double is None else double.function(layer, "attention", head)
     return jacobian(function, x, x.ndim - 2, double=exact)
+
+
+def heads_jacobian(
+    model: Model,
+    layer: int,
+    x: Float[Tensor, "b n d"],
+    heads: Sequence[int],
+    double: Model | None = None,
+) -> LinearOperator:
+    """The derivatives of what each of these heads adds, as one stack (heads, b); singular values
+    are those of the heads, singular vectors may be in coordinates of their own.
+    """
+    whole = _matrices(model, layer, x)
+    if whole is not None:
+        return of_heads(replace(whole, heads=whole.heads.select(*heads)), Particles(x))
+    if (tapped := tapped_heads(model, layer, x)) is not None:
+        return tapped.operator(heads, (len(heads), len(x)), x.dtype, reduced=True)
+    numbers = torch.tensor(heads).repeat_interleave(len(x))
+    return _one_by_one(
+        model, layer, x.repeat(len(heads), 1, 1), numbers, (len(heads), len(x)), double
+    )
+
+
+def heads_values(
+    model: Model, layer: int, x: Float[Tensor, "b n d"], heads: Sequence[int]
+) -> Float[Tensor, "h b n w"]:
+    """What each of these heads adds, in the coordinates into which `heads_jacobian` maps."""
+    with torch.no_grad():
+        whole = _matrices(model, layer, x)
+        if whole is not None:
+            return head_values(replace(whole, heads=whole.heads.select(*heads)), Particles(x))
+        if (tapped := tapped_heads(model, layer, x)) is not None:
+            return tapped.values(heads, x.dtype)
+        return torch.stack([model.function(layer, "attention", head)(x) for head in heads])
+
+
+def _matrices(model: Model, layer: int, x: Float[Tensor, "*stack n d"]) -> Softmax | None:
+    """The attention as heads with matrices, from its weights or from a tap."""
+    if model.rebuilt(layer):
+        return model.from_weights(layer)
+    return None if is_known(model, layer) else spelled(model, layer, x)
+
+
+def _one_by_one(
+    model: Model,
+    layer: int,
+    x: Float[Tensor, "p n d"],
+    numbers: Int[Tensor, " p"],
+    stack: tuple[int, ...],
+    double: Model | None,
+) -> LinearOperator:
+    """Problem i is head `numbers[i]` at tokens x[i]."""
+
+    def function(of: Model) -> Callable[[Tensor], Tensor]:
+        single = {
+            head: of.function(layer, "attention", head) for head in sorted(set(numbers.tolist()))
+        }
+
+        def each(x: Tensor) -> Tensor:
+            flat, out = x.reshape(-1, *x.shape[-2:]), []
+            for head, run in single.items():
+                out.append(run(flat[numbers == head]))
+            order = torch.cat([torch.where(numbers == head)[0] for head in single]).argsort()
+            return torch.cat(out)[order].reshape(x.shape)
+
+        return each
+
+    return replace(
+        jacobian(
+            function(model),
+            x.reshape(*stack, *x.shape[-2:]),
+            len(stack),
+            double=None if double is None else function(double),
+        ),
+        restrict=lambda index: _one_by_one(
+            model, layer, x[index], numbers[index], (len(index),), double
+        ),
+    )
 
 
 def _with_norm(
@@ -98,4 +218,4 @@ def _of_module(norm: nn.Module, x: Tensor) -> LinearOperator:
     eps = getattr(norm, "variance_epsilon", None)
     if isinstance(gain, Tensor) and isinstance(eps, float):
         return of_norm(x, gain.detach(), eps, centred=False)
-    return jacobian(norm, x, x.ndim - 2, double=copy.deepcopy(norm).double())
+    return jacobian(norm, x, x.ndim - 2, double=widened(copy.deepcopy(norm), x.device))

@@ -75,7 +75,7 @@ class Layers(ABC):
         if part not in ("attention", "mlp"):
             return x
         # Known before the context begins: the first run decides which attention it is.
-        running = self._running(layer, x.shape[-2])
+        running = self.running(layer, x.shape[-2])
         with torch.no_grad(), self.plainly():
             return self._each(partial(running.entry, part), x)
 
@@ -86,7 +86,7 @@ class Layers(ABC):
         attended = self._anatomy(layer, x.shape[-2]).attended
         return x if attended is None else self.entry(layer, x, "attention")
 
-    def _running(self, layer: int, n: int) -> Running:
+    def running(self, layer: int, n: int) -> Running:
         """The layer as it runs on n tokens."""
         block, call = self.blocks[layer], self._call(layer, n)
         return Running(
@@ -95,6 +95,10 @@ class Layers(ABC):
             lambda x: self._result(block, call.repeat(block, x)),
             self._anatomy(layer, n),
         )
+
+    def anatomy(self, layer: int) -> Anatomy:
+        """How the layer is built."""
+        return self._anatomy(layer, self.usual_length)
 
     def _anatomy(self, layer: int, n: int) -> Anatomy:
         """How the layer is built; seen once, on random tokens."""
@@ -139,7 +143,7 @@ class Layers(ABC):
         """How the layer is called when the model reads n tokens."""
         if n not in self._calls:
             self._learn(self.sample(n))
-        if n not in self._calls and self._calls and self._sees_images:
+        if n not in self._calls and self._calls and self.sees_images:
             # An image has one number of tokens; layers that are told nothing else take any.
             told = next(iter(self._calls.values()))[layer]
             if told.bare:
@@ -154,13 +158,13 @@ class Layers(ABC):
     @property
     def usual_length(self) -> int:
         """A length at which the layers can be tried: that of images, or a short one."""
-        if self._sees_images and not self._calls:
+        if self.sees_images and not self._calls:
             self._learn(self.sample(1))
-        return next(iter(self._calls)) if self._sees_images else min(5, self.positions)
+        return next(iter(self._calls)) if self.sees_images else min(5, self.positions)
 
     def sample(self, n: int) -> Tensor | None:
         """An input of n tokens, to see how the layers are called; None if nobody knows one."""
-        if not self._sees_images:
+        if not self.sees_images:
             self._check_length(n)
         drawn = sample(self.module, n, torch.Generator().manual_seed(0))
         if drawn is None:
@@ -224,18 +228,29 @@ class Layers(ABC):
         return out
 
     @property
-    def _sees_images(self) -> bool:
+    def sees_images(self) -> bool:
+        """Whether the model reads pixels."""
         return getattr(self.module, "main_input_name", "") == "pixel_values"
 
     def _ordered(self, x: Tensor) -> Tensor:
         """From the network's order of axes to (B, n, d), and back."""
         return x
 
-    def run(self, inputs: Tensor) -> None:
+    def run(self, inputs: Tensor) -> object:
+        """What the network makes of a stack of inputs: ids, pixels, or embeddings of tokens."""
         name = getattr(self.module, "main_input_name", "input_ids")
+        if name == "input_ids" and inputs.is_floating_point():
+            name = "inputs_embeds"
         accepted = inspect.signature(self.module.forward).parameters
         extra = {"use_cache": False} if "use_cache" in accepted else {}
-        self.module(**{name: inputs}, **extra)
+        return self.module(**{name: inputs}, **extra)
+
+    def check_still(self) -> None:
+        if any(part.training for part in self.module.modules()):
+            raise ValueError(
+                f"{self.name} is in training mode, so dropout would make its maps random: call"
+                " module.eval() first."
+            )
 
     def _check_length(self, n: int) -> None:
         if n > self.positions:

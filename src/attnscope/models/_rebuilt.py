@@ -26,7 +26,7 @@ def difference(model: Model, layer: int) -> str:
     """How the attention and the norm of this layer differ from what their weights spell; empty if
     they do not.
     """
-    n = min(TOKENS, model.positions)
+    n = TOKENS if next(model.module.parameters()).is_meta else model.usual_length
     draw = torch.randn(2, n, model.dim, generator=torch.Generator().manual_seed(layer))
     x = draw.to(device=model.device, dtype=model.dtype)
     if x.is_meta:
@@ -74,6 +74,16 @@ def radius_holds(model: Model, layer: int) -> bool:
             and gap(norm_value(norm, value), read) <= ROUNDING[model.dtype]
             for value in came
         )
+
+
+def largest_norm(norm: nn.Module) -> float:
+    r"""A proved bound on what a norm layer makes: $\sqrt d \max|g| + \|b\|$ for LayerNorm, $\sqrt d
+    \max|g|$ for RMSNorm.
+    """
+    plain: Any = norm
+    gain, bias = plain.weight.detach().double(), getattr(norm, "bias", None)
+    shift = 0.0 if bias is None else float(bias.detach().double().norm())
+    return float(gain.numel() ** 0.5 * gain.abs().max()) + shift
 
 
 def norm_value(norm: nn.Module, x: Tensor) -> Tensor:

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from attnscope.models._anatomy import Anatomy
 from attnscope.models._base import Model
+from attnscope.models._jacobian import heads_jacobian
 from attnscope.models._load import load
 from attnscope.models._parts import PARTS
 
@@ -49,11 +51,16 @@ ARCHITECTURES = (
     *("roberta", "roformer", "seed_oss", "siglip_vision_model", "smollm3", "stablelm"),
     *("starcoder2", "vit", "xlm-roberta", "clip_vision_model", "clip_text_model", "arcee"),
 )
-COLUMNS = ("architecture", "family file", "door", "single heads", "bounds", "parts")
+COLUMNS = (
+    *("architecture", "family file", "door", "single heads", "bounds", "parts"),
+    *("norm+attention", "residual", "mlp reads"),
+)
 
 
 class Row(NamedTuple):
-    """One architecture: who serves it, and what it has."""
+    """One architecture: who serves it, what it has, and what its parts are: f the attention, N and
+    M norms, c a scale.
+    """
 
     architecture: str
     family: str
@@ -61,6 +68,9 @@ class Row(NamedTuple):
     heads: str
     bounds: str
     parts: str
+    normed: str
+    residual: str
+    mlp: str
 
 
 def table(architectures: Sequence[str] = ARCHITECTURES) -> Iterator[Row]:
@@ -100,10 +110,39 @@ def _row(kind: str) -> Row:
         kind,
         "" if model.family == "generic" else f"{model.family}.py",
         "yes" if model.tapped else "no",
-        _has(lambda: model.jacobian(last, inputs[0], head=0)),
+        _heads(model, last, inputs),
         ", ".join(_bounds(model, last, inputs[0])) or "no",
         "all" if len(own := _parts(model, last, inputs[0])) == len(PARTS) else ", ".join(own),
+        *_formulas(model.anatomy(last), own),
     )
+
+
+def _heads(model: Model, layer: int, inputs: torch.Tensor) -> str:
+    """How single heads of this layer are measured."""
+    try:
+        op = heads_jacobian(model, layer, model.tokens(inputs, layer), [0])
+    except ValueError:
+        return "no"
+    return "in one stack" if op.out_shape[-1] < model.dim else "one by one"
+
+
+def _formulas(seen: Anatomy, parts: Sequence[str]) -> tuple[str, str, str]:
+    """What `norm+attention` and `residual` are, and where the MLP is read."""
+    if "attention" not in parts:
+        return "", "", ""
+    written = "f(x)" if seen.reads is None else "f(N(x))"
+    if seen.post_norm:
+        normed, residual = f"N(x + {written})", f"x + {written}"
+        read = normed
+    else:
+        outer = "N" if seen.reads is None else "M"
+        added = f"{outer}({written})" if seen.normed else written
+        normed = f"c {added}" if seen.scaled else added
+        residual = f"x + {normed}"
+        read = "x" if seen.parallel else residual
+    shown = {"norm+attention": normed, "residual": residual, "mlp": read}
+    normed, residual, read = (text if part in parts else "" for part, text in shown.items())
+    return normed, residual, read
 
 
 def _has(attempt: Any) -> str:

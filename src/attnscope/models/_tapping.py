@@ -4,9 +4,12 @@ proved bounds at a point.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from functools import partial
+from math import ceil
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +18,7 @@ from torch import Tensor
 from attnscope.bounds import Bound, Bounds
 from attnscope.bounds.registry import theorems
 from attnscope.bounds.smooth.tapped import Tapped
+from attnscope.models._moves import SHORT, check_size, moves_at
 from attnscope.models._taps import Heard, alone, listening
 
 if TYPE_CHECKING:
@@ -22,8 +26,6 @@ if TYPE_CHECKING:
 
 LINEAR = 1e-9
 """How far the way out of the attention may be from linear, relative to its size, in float64."""
-CHUNK = 32
-"""Tangents of a token that are moved at once."""
 
 
 class _Enough(Exception):
@@ -61,6 +63,7 @@ class Tap:
 
 def heard_at(model: Model, layer: int, x: Float[Tensor, "*b n d"]) -> Heard:
     """What the attention of this layer is given when it reads x."""
+    model.running(layer, x.shape[-2])  # seen before anybody listens
     heard: list[Heard] = []
 
     def stop(call: Heard) -> Heard:
@@ -75,7 +78,7 @@ def heard_at(model: Model, layer: int, x: Float[Tensor, "*b n d"]) -> Heard:
 def coupling(heard: Heard) -> tuple[Float[Tensor, "h n n"], Float[Tensor, "h n n"], Tensor]:
     """The coupling of one sequence, the slope of the soft-cap, and the largest score."""
     z, added = (part[0] for part in heard.scores())
-    slope = torch.ones_like(z)
+    slope = torch.ones((), dtype=z.dtype, device=z.device).expand_as(z)
     if (cap := heard.softcap) is not None:
         z = cap * torch.tanh(z / cap)
         slope = 1 - (z / cap).square()
@@ -116,46 +119,42 @@ def bounds_at(model: Model, layer: int, x: Float[Tensor, "n d"]) -> Bounds:
 
 def place_at(model: Model, layer: int, x: Float[Tensor, "n d"]) -> Tapped:
     """The layer at its tokens with the derivatives of its queries, keys and values."""
-    output = _output(model, layer, x)
-
-    def given(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        heard = heard_at(model, layer, x)
-        parts = heard.query, heard.repeated(heard.key), heard.repeated(heard.value)
-        return parts[0][0], parts[1][0], parts[2][0]
-
-    _check_token_wise(model, layer, given, x)
+    with torch.no_grad():
+        shape = heard_at(model, layer, x)
+    check_size(shape.query.shape[1], len(x), shape.query.shape[-1], shape.value.shape[-1])
+    output, _ = output_at(model, layer, x)
+    maps = partial(given, model, layer)
+    check_token_wise(model, layer, maps, x)
     with torch.no_grad():
         heard = heard_at(model, layer, x)
         p, slope, _ = coupling(heard)
-        q, k, v = (part.double() for part in given(x))
-    scale = heard.told.get("scaling")
-
-    def moved(direction: Tensor) -> tuple[Tensor, ...]:
-        return torch.func.jvp(given, (x,), (direction.expand(x.shape).contiguous(),))[1]
-
-    basis = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-    moves = torch.func.vmap(moved, chunk_size=CHUNK)(basis)
-    query_moves, key_moves, value_moves = (m.detach().double().movedim(0, -1) for m in moves)
+        q, k, v = (part.double() for part in maps(x))
+    moves = moves_at(maps, x, x if model.sees_images else x[:SHORT])
     return Tapped(
         p,
         slope,
-        q.shape[-1] ** -0.5 if scale is None else float(scale),
+        heard.scale,
         q,
         k,
         v,
-        query_moves,
-        key_moves,
-        value_moves,
+        *moves,
         output,
     )
 
 
-def _check_token_wise(model: Model, layer: int, given: object, x: Float[Tensor, "n d"]) -> None:
+def given(model: Model, layer: int, x: Float[Tensor, "n d"]) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of every head."""
+    heard = heard_at(model, layer, x)
+    return heard.query[0], heard.repeated(heard.key)[0], heard.repeated(heard.value)[0]
+
+
+def check_token_wise(
+    model: Model, layer: int, maps: Callable[[Tensor], Any], x: Float[Tensor, "n d"]
+) -> None:
     """No theorem covers queries, keys or values that mix tokens."""
-    assert callable(given)
     direction = torch.zeros_like(x)
     direction[0] = 1
-    changes = torch.func.jvp(given, (x,), (direction,))[1]
+    changes = torch.func.jvp(maps, (x,), (direction,))[1]
     if any(float(change[:, 1:].detach().abs().max()) > 0 for change in changes if x.shape[0] > 1):
         raise ValueError(
             f"queries, keys or values of layer {layer} of {model.name} depend on several tokens,"
@@ -163,9 +162,11 @@ def _check_token_wise(model: Model, layer: int, given: object, x: Float[Tensor, 
         )
 
 
-def _output(model: Model, layer: int, x: Float[Tensor, "n d"]) -> Float[Tensor, "h d v"]:
-    """The matrices $W_h$ behind the attention; refused where the way out is not linear, or is gated
-    by the tokens.
+def output_at(
+    model: Model, layer: int, x: Float[Tensor, "n d"]
+) -> tuple[Float[Tensor, "h d v"], Float[Tensor, " d"]]:
+    """The matrices $W_h$ behind the attention, and the constant that is added; refused where the
+    way out is not linear, or is gated by the tokens.
     """
     heard = heard_at(model, layer, x)
     h, v = heard.query.shape[1], heard.value.shape[-1]
@@ -176,12 +177,14 @@ def _output(model: Model, layer: int, x: Float[Tensor, "n d"]) -> Float[Tensor, 
         with listening(lambda _: o), torch.no_grad():
             return function(x.expand(len(o), n, d).contiguous()).double()
 
-    basis = torch.eye(h * v, dtype=x.dtype, device=x.device).reshape(h * v, 1, h, v)
+    # The same matrix behind every token (checked below): each of them shows some of its columns.
+    rounds = ceil(h * v / n)
+    basis = torch.zeros(rounds * n, h * v, dtype=x.dtype, device=x.device)
+    basis[: h * v] = torch.eye(h * v)
     nothing = torch.zeros(1, n, h, v, dtype=x.dtype, device=x.device)
     start = written(nothing, x)[0]
-    columns = torch.cat(
-        [written(some.expand(-1, n, h, v), x)[:, 0] - start[0] for some in basis.split(CHUNK)]
-    )
+    columns = torch.cat([written(some[None], x)[0] - start for some in basis.view(-1, n, h, v)])
+    columns = columns[: h * v]
     draw = torch.randn(1, n, h, v, generator=torch.Generator().manual_seed(7)).to(x)
     expected = start + draw[0].double().reshape(n, h * v) @ columns
     for tokens in (x, x.flip(0) - 0.5 * x):
@@ -191,14 +194,31 @@ def _output(model: Model, layer: int, x: Float[Tensor, "n d"]) -> Float[Tensor, 
                 f"the attention of layer {layer} of {model.name} is followed by a gate or another"
                 " map that no theorem covers."
             )
-    return columns.reshape(h, v, d).mT.contiguous()
+    return columns.reshape(h, v, d).mT.contiguous(), start[0]
+
+
+def check_tapped(model: Model, layer: int) -> None:
+    """Refuse a layer whose attention nobody can listen to."""
+    if not model.tapped or model.anatomy(layer).core is None:
+        raise ValueError(
+            f"the attention of layer {layer} of {model.name} does not go through transformers'"
+            " AttentionInterface, so its heads cannot be seen."
+        )
+
+
+def check_covered(model: Model, layer: int) -> None:
+    """Refuse a layer that no theorem covers, seen on random tokens."""
+    check_tapped(model, layer)
+    model = model.doubled() or model
+    x = _random_tokens(model)[0]
+    output_at(model, layer, x)
+    check_token_wise(model, layer, partial(given, model, layer), x)
 
 
 def check_heads(model: Model, layer: int) -> None:
     """Refuse single heads where the layer is not the sum of what each head writes alone."""
-    n = model.usual_length
-    draw = torch.randn(1, n, model.dim, generator=torch.Generator().manual_seed(3))
-    x = draw.to(device=model.device, dtype=model.dtype)
+    check_tapped(model, layer)
+    x = _random_tokens(model)
     function = model.function(layer, "attention")
     with torch.no_grad():
         count = heard_at(model, layer, x).query.shape[1]
@@ -214,3 +234,18 @@ def check_heads(model: Model, layer: int) -> None:
             f"the heads of layer {layer} of {model.name} are mixed before they are added, so that"
             " none of them can be measured alone."
         )
+
+
+def holds(check: Callable[[], None]) -> bool:
+    """Whether a check refuses nothing."""
+    try:
+        check()
+    except ValueError:
+        return False
+    return True
+
+
+def _random_tokens(model: Model) -> Float[Tensor, "1 n d"]:
+    n = model.usual_length
+    draw = torch.randn(1, n, model.dim, generator=torch.Generator().manual_seed(3))
+    return draw.to(device=model.device, dtype=model.dtype)

@@ -73,8 +73,7 @@ class Heard:
         $-\infty$ where a mask hides a key.
         """
         q, k, told = self.query.double(), self.repeated(self.key).double(), self.told
-        scale = told.get("scaling")
-        z = (q.shape[-1] ** -0.5 if scale is None else float(scale)) * (q @ k.mT)
+        z = self.scale * (q @ k.mT)
         if self.mask is None:
             allowed = _without_mask(self.module, told.get("is_causal"), self.query, self.key)
             bias = None
@@ -90,6 +89,12 @@ class Heard:
     def repeated(self, shared: Float[Tensor, "b g n k"]) -> Float[Tensor, "b h n k"]:
         """Keys or values with a copy for each head that reads them."""
         return shared.repeat_interleave(self.query.shape[1] // shared.shape[1], dim=1)
+
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        told = self.told.get("scaling")
+        return float(self.query.shape[-1] ** -0.5 if told is None else told)
 
     @property
     def softcap(self) -> float | None:

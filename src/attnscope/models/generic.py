@@ -160,12 +160,11 @@ class Generic(Model):
                 )
                 return
 
-    def run(self, inputs: Tensor) -> None:
+    def run(self, inputs: Tensor) -> object:
         if hasattr(self.module, "main_input_name"):
-            super().run(inputs)
-        else:
-            x = self._ordered(inputs)
-            self.module(*[x] * (3 if isinstance(self.module, nn.MultiheadAttention) else 1))
+            return super().run(inputs)
+        x = self._ordered(inputs)
+        return self.module(*[x] * (3 if isinstance(self.module, nn.MultiheadAttention) else 1))
 
     def _inputs(self, source: str | Tensor) -> tuple[Tensor, bool]:
         """A stack of whatever the network reads: ids, tokens or images."""
@@ -176,6 +175,8 @@ class Generic(Model):
                 f" {described(source)}."
             )
         known = sample(self.module, 1, torch.Generator())
+        if known is not None and inputs.is_floating_point() > known.is_floating_point():
+            return self._embedded(inputs)
         single = 2 if inputs.is_floating_point() else 1
         if known is not None and known.is_floating_point():
             single = known.ndim - 1

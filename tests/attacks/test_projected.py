@@ -179,3 +179,23 @@ def test_bad_input_is_refused(change: dict[str, object], says: str) -> None:
 def test_a_function_must_be_callable() -> None:
     with pytest.raises(TypeError, match="function must map images"):
         pgd(3, torch.ones(2, 4), torch.tensor([0, 1]), 0.1)  # type: ignore[arg-type]
+
+
+def test_a_search_in_single_precision_is_judged_in_double(randn) -> None:  # type: ignore[no-untyped-def]
+    """On a linear classifier the best attack is known: it is reached to single precision, on the
+    sphere, and the gap is that of the function in float64.
+    """
+    weight, x = randn(2, 6), randn(5, 6)
+    labels = (x @ weight.mT).argmax(1)
+    attack = pgd(
+        lambda u: u @ weight.mT, x, labels, 0.3, steps=20, restarts=2,
+        search=lambda u: u @ weight.mT.float(),
+    )  # fmt: skip
+    apart = weight[labels] - weight[1 - labels]
+    best = (apart * x).sum(1) - 0.3 * torch.linalg.vector_norm(apart, dim=1)
+    assert attack.x.dtype == torch.float64
+    assert torch.allclose(attack.gap, best, atol=1e-5)
+    assert bool((torch.linalg.vector_norm(attack.x - x, dim=1) <= 0.3).all())
+    logits = attack.x @ weight.mT
+    own, other = (logits.gather(1, which[:, None])[:, 0] for which in (labels, 1 - labels))
+    assert torch.equal(attack.gap, own - other)

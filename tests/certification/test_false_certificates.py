@@ -5,6 +5,7 @@ what they compute and not for what they show.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -111,16 +112,108 @@ def test_a_forward_that_rounds_its_pixels_is_refused() -> None:
         certify(network, x, 0.01)
 
 
-def test_a_plain_forward_may_ask_for_shapes() -> None:
-    def careful(net: nn.Sequential, x: Tensor) -> Tensor:
-        if x.ndim != 2 or x.shape[-1] != 6 or not x.is_floating_point():
-            raise ValueError("vectors of 6 entries")
-        for layer in net:
-            x = layer(x)
-        return x
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
 
-    network, x = Chained(careful).eval(), images()
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Names and docstrings do not matter."""
+        return self.layers(pixels)
+
+
+class Looped(Plain):
+    def forward(self, h: Tensor) -> Tensor:
+        for part in self.layers:
+            h = part(h)
+        return h
+
+
+@pytest.mark.parametrize("kind", [Plain, Looped])
+def test_a_forward_that_only_runs_its_layers_is_known_by_its_code(kind: type[Plain]) -> None:
+    network, x = kind().eval(), images()
     assert torch.equal(radii(network, x), radii(network.layers, x))
+
+
+class Looking(Plain):
+    """Reads its image where nobody looks: all of these once fooled a watched forward."""
+
+    how: Callable[[Tensor], float]
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            far = type(self).how(x) > 1e3
+        except BaseException:
+            far = False
+        return -self.layers(x) if far else self.layers(x)
+
+
+def in_a_thread(x: Tensor) -> float:
+    found: list[float] = []
+    thread = threading.Thread(target=lambda: found.append(float(x.sum())))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+COUNTS = {"calls": 0}
+
+
+def counting(x: Tensor) -> float:
+    COUNTS["calls"] += 1
+    return 2e3 if COUNTS["calls"] > 10**6 else 0.0
+
+
+LOOKS: dict[str, Callable[[Tensor], float]] = {
+    "repr": lambda x: len(repr(x)) - 1e6,
+    "dlpack": lambda x: float(torch.from_dlpack(x).sum()),
+    "numpy": lambda x: float(x.detach().numpy().sum()),
+    "item": lambda x: x.flatten()[0].item(),
+    "vmap": lambda x: float(torch.func.vmap(torch.sum)(x)[0]),
+    "another thread": in_a_thread,
+    "a swallowed refusal": lambda x: float(x.sum()),
+    "a counter": counting,
+    "a random number": lambda x: float(torch.rand(())) * 1e3,
+    "the batch": lambda x: float(x.mean(0).sum()),
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_forward_that_looks_on_the_side_is_refused(name: str) -> None:
+    kind = type("Looking", (Looking,), {"how": staticmethod(LOOKS[name])})
+    with pytest.raises(ValueError, match="something else than its layers"):
+        certify(kind().eval(), images(2), 0.01)
+
+
+class Shadowed(Plain):
+    """Shows one set of layers and runs another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = [layers(7)]
+
+    def __getattr__(self, name: str) -> nn.Module:
+        return self.hidden[0] if name == "layers" else super().__getattr__(name)
+
+
+class Sequence(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if float(x.sum()) < 1e3 else -super().forward(x)
+
+
+@pytest.mark.parametrize("network", [Shadowed(), Sequence(*layers())])
+def test_containers_that_hide_something_are_refused(network: nn.Module) -> None:
+    with pytest.raises(ValueError, match="something else than its layers"):
+        certify(network.eval(), images(2), 0.01)
+
+
+def test_a_layer_that_stands_in_a_network_twice_counts_twice() -> None:
+    torch.manual_seed(0)
+    shared = nn.Linear(6, 6).double()
+    network = nn.Sequential(shared, nn.Tanh(), shared, nn.Tanh(), nn.Linear(6, 3).double()).eval()
+    x = images(4)
+    assert torch.equal(radii(network, x), radii(copy.deepcopy(network), x))
+    assert broken(network, x, network(x).argmax(1), radii(network, x)) == 0
 
 
 @contextmanager

@@ -126,12 +126,12 @@ def in_tokens(network: nn.Module, x: Tensor) -> int:
 
 
 def test_an_own_layer_is_certified_like_a_built_in_of_the_same_map() -> None:
-    x = images()
+    x = images(3)
     own, ours, torchs = vit(OwnTanh()), vit(Tanh()), vit(nn.Tanh())
     assert in_tokens(own, x) == in_tokens(ours, x) == in_tokens(torchs, x) == 4
-    radius = radii(own, x)
-    assert torch.allclose(radius, radii(ours, x), rtol=1e-6)
-    assert torch.allclose(radius, radii(torchs, x), rtol=1e-6)
+    radius, expected = radii(own, x), radii(ours, x)
+    assert (radius <= expected * (1 + 1e-9)).all(), "ours knows the interval reached"
+    assert torch.allclose(expected, radii(torchs, x), rtol=1e-6)
     assert (radius > 0).all()
     assert broken(own, x, own(x).argmax(1), radius) == 0
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -49,7 +50,8 @@ def top_pairs(
         lanczos.freeze(lanczos.process.finished)
         if not lanczos.active.any():
             break
-    right = lanczos.vectors(Ritz.of(lanczos.process).right[:, 0])
+    top = Ritz.of(lanczos.process).right[:, :1]
+    right = lanczos.vectors(top, np.arange(len(top)))[:, 0]
     right = right / torch.linalg.vector_norm(right, dim=1, keepdim=True)
     left = op.mv(right)
     value = torch.linalg.vector_norm(left, dim=1)

@@ -15,7 +15,7 @@ from attnscope.attention import Attention, Heads
 from attnscope.attention.softmax import Softmax
 from attnscope.bounds import constructions
 from attnscope.measures import Particles
-from attnscope.validation import check_positive, described
+from attnscope.validation import check_kind, check_positive, described
 
 TRIED_PAIRS = 64
 COUNT_STEP = 1.4
@@ -64,6 +64,7 @@ def adversarial(attention: Attention, head: int, n: int, radius: float) -> Parti
     $A_h$ alone decides: biases, rotary angles and the other heads are left out when the input is
     built, not when attention acts on it. An $A_h$ without real eigenvalues gets the tokens of U2'.
     """
+    check_kind("attention", attention, Attention)
     heads = attention.heads
     if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < heads.count:
         raise ValueError(

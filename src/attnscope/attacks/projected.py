@@ -49,12 +49,14 @@ def pgd(
     restarts: int = 5,
     seed: int | torch.Generator = 0,
     box: tuple[float, float] | None = None,
+    search: Callable[[Tensor], Tensor] | None = None,
 ) -> Attacked:
     """Attack images x within $|x' - x|_2 \\le$ eps (one radius, or one per image); the first start
     is x itself, the others are random.
 
     `function` gives logits (b, classes). With `box` the attacked images stay between two values,
-    else they are free.
+    else they are free. `search` is a copy of the function in single precision to look for the worst
+    image with; what it finds is brought to the sphere and judged by `function`.
     """
     radius = _checked(function, x, labels, eps, steps, restarts, box)
     generator = as_generator(seed, x.device)
@@ -62,6 +64,7 @@ def pgd(
     parts = [
         _attack(
             function,
+            search,
             x[i : i + size],
             labels[i : i + size],
             radius[i : i + size],
@@ -82,6 +85,7 @@ def pgd(
 
 def _attack(
     function: Callable[[Tensor], Tensor],
+    search: Callable[[Tensor], Tensor] | None,
     x: Tensor,
     labels: Tensor,
     radius: Tensor,
@@ -91,23 +95,25 @@ def _attack(
     box: tuple[float, float] | None,
 ) -> Attacked:
     """All starts of these images at once; every iterate is a candidate."""
-    images = x.repeat(restarts, *(1,) * (x.ndim - 1))
+    given, looked = (x, function) if search is None else (x.float(), search)
+    images = given.repeat(restarts, *(1,) * (x.ndim - 1))
     y, ball = labels.repeat(restarts), radius.repeat(restarts)
     delta = _spread(
-        torch.randn(images.shape, dtype=x.dtype, device=x.device, generator=generator), ball
+        torch.randn(images.shape, dtype=x.dtype, device=x.device, generator=generator).to(given),
+        ball,
     )
     delta[: len(x)] = 0
     delta = _project(images, delta, ball, box)
     best, lowest = torch.zeros_like(delta), torch.full_like(ball, float("inf"))
     seen = torch.zeros_like(ball, dtype=torch.bool)
     for step in range(steps + 1):
-        gap, gradient = _descend(function, images + delta, y)
+        gap, gradient = _descend(looked, images + delta, y)
         better = gap < lowest
         best = torch.where(_like(better, best), delta, best)
         lowest = torch.where(better, gap, lowest)
         usable = _norms(gradient) > 0
         seen |= usable
-        noise = torch.randn(images.shape, dtype=x.dtype, device=x.device, generator=generator)
+        noise = torch.randn(images.shape, dtype=given.dtype, device=x.device, generator=generator)
         length = ball * max(1 - step / steps, 0.02) / 2
         delta = _project(
             images,
@@ -117,7 +123,10 @@ def _attack(
         )
     lowest, best = lowest.reshape(restarts, -1), best.reshape(restarts, *x.shape)
     which = lowest.argmin(0)
-    found = x + best[which, torch.arange(len(x), device=x.device)]
+    moved = best[which, torch.arange(len(x), device=x.device)].to(x)
+    if search is not None:
+        moved = _outward(x, moved, radius, box)
+    found = x + moved
     with torch.no_grad():
         gap = _gap(function(found), labels)
     inside = _norms(found - x) <= radius
@@ -160,6 +169,12 @@ def _project(x: Tensor, delta: Tensor, radius: Tensor, box: tuple[float, float] 
     return delta * _like(
         (inside * radius / _norms(delta).clamp(min=1e-300)).clamp(max=1), delta
     ).to(delta.dtype)
+
+
+def _outward(x: Tensor, delta: Tensor, radius: Tensor, box: tuple[float, float] | None) -> Tensor:
+    """A movement that single precision kept a little inside the sphere, brought to it."""
+    near = _norms(delta) > (1 - 1e-3) * radius
+    return _project(x, torch.where(_like(near, delta), 1.01 * delta, delta), radius, box)
 
 
 def _spread(direction: Tensor, length: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from attnscope.attention import Attention
 from attnscope.bounds import Bound, Bounds, covered, on_ball
 from attnscope.measures import Particles
 from attnscope.operators import jacobian, spectral_norm
-from attnscope.validation import brief, check_positive, described
+from attnscope.validation import as_generator, brief, check_positive, described
 
 MOST_ENTRIES = 2**24
 """Entries of one coupling up to which its second derivatives fit in memory."""
@@ -119,7 +119,7 @@ def search(
     """`worst_case`, begun at `known` inputs too."""
     whole = attention.to(torch.float64)
     small, basis = reduced(whole)
-    generator = torch.Generator(device=small.heads.query.device).manual_seed(seed)
+    generator = as_generator(seed, small.heads.query.device)
     begun = chosen(small, n, radius, weighted, starts, steps, generator) + _known(
         known, basis, radius, weighted
     )

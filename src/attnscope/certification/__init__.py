@@ -2,5 +2,6 @@
 
 from attnscope.certification.certificate import Certificate
 from attnscope.certification.network import certify
+from attnscope.certification.smoothing import Smoothed, smoothed
 
-__all__ = ["Certificate", "certify"]
+__all__ = ["Certificate", "Smoothed", "certify", "smoothed"]

@@ -9,6 +9,15 @@ from attnscope.norms import SLACK
 
 Method = Literal["none", "layer-wise", "margin form", "NT4"]
 
+REBUILT = (
+    "l2 ball in the space of the input, which may leave the range of pixels; the network is the"
+    " function of its weights in exact arithmetic, evaluated in float64 with a relative slack of"
+    f" {SLACK:g} in every radius, norm, remainder and margin (stated slack, not interval"
+    " arithmetic); it was rebuilt from modules of exactly known classes without hooks, and agrees"
+    " with its own forward at the image and at a random point of the ball; bounds that layers of"
+    " your own declare are taken at their word"
+)
+
 ASSUMPTIONS = (
     "l2 ball in the space of the input, which may leave the range of pixels; the network is the"
     " function of its weights in exact arithmetic, evaluated in float64 with a relative slack of"
@@ -30,7 +39,8 @@ class Certificate:
     the label minus the largest other one at the image itself. `method` proved the verdict:
     "layer-wise" (radii composed layer by layer, contracted with the head), "margin form" (gradients
     and remainders of the last layers, radii before them), "NT4" (gradient at the input and
-    remainders of all layers).
+    remainders of all layers). `limited_by` names the layer whose remainder takes most of the margin
+    at the proved radius, in a network of residual branches.
     """
 
     label: int
@@ -40,6 +50,7 @@ class Certificate:
     margin: float
     method: Method
     kind: Literal["proved"] = "proved"
+    limited_by: str = ""
     assumptions: str = field(default=ASSUMPTIONS, repr=False)
 
     def __str__(self) -> str:

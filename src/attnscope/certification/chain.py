@@ -14,7 +14,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from attnscope.bounds import NoBound
-from attnscope.layers import Layer, OverBall, Remainder, torch_layer
+from attnscope.certification.containers import contained, held
+from attnscope.layers import Guided, Layer, OverBall, Remainder, torch_layer
 from attnscope.norms import SLACK
 
 FARTHEST = 1e6
@@ -35,10 +36,17 @@ class Link:
         x: Float[Tensor, "k ..."],
         eps: Float[Tensor, " k"],
         each: Float[Tensor, "k n"] | None = None,
+        before: OverBall | None = None,
     ) -> OverBall:
-        """What the layer says, checked, with the slack for rounding."""
+        """What the layer says, checked, with the slack for rounding. `before` is what the layer in
+        front of it said, which may hold it to some directions.
+        """
+        span = None if before is None else before.span
         with self._named():
-            found = self.layer.over(x, eps, each)
+            if span is not None and isinstance(self.layer, Guided):
+                found = self.layer.over_span(x, eps, each, span)
+            else:
+                found = self.layer.over(x, eps, each)
         if not isinstance(found, OverBall):
             raise TypeError(
                 f"over(x, eps, each) of {self.place} must return an attnscope.layers.OverBall, got"
@@ -94,7 +102,7 @@ def within_reach(radius: Float[Tensor, " k"]) -> tuple[Float[Tensor, " k"], Bool
 
 def chain(network: nn.Module) -> list[Link]:
     """The layers of a network in order, or a refusal that names the first one without a bound."""
-    return [_link(place, module) for place, module in _parts("", network)]
+    return [link_of(place, module) for place, module in _parts("", network)]
 
 
 def _declares(module: nn.Module) -> bool:
@@ -102,16 +110,16 @@ def _declares(module: nn.Module) -> bool:
 
 
 def _parts(place: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    inner = module if isinstance(module, nn.Sequential) else getattr(module, "layers", None)
-    if _declares(module) or not isinstance(inner, nn.Sequential | nn.ModuleList):
+    inner = None if _declares(module) else contained(module)
+    if inner is None:
         yield place or "the network", module
         return
     start = place if inner is module else f"{place}.layers".lstrip(".")
-    for number, part in enumerate(inner):
+    for number, (_, part) in enumerate(held(inner)):
         yield from _parts(f"{start}.{number}".lstrip("."), part)
 
 
-def _link(place: str, module: nn.Module) -> Link:
+def link_of(place: str, module: nn.Module) -> Link:
     where = f"layer {place} ({type(module).__name__})"
     layer = module if isinstance(module, Layer) and _declares(module) else torch_layer(module)
     if layer is None:
@@ -119,7 +127,9 @@ def _link(place: str, module: nn.Module) -> Link:
             f"there is no certificate, because {where} has no bound. Give it a method over(x, eps,"
             " each=None) as attnscope.layers.Layer has it, or use a layer that has one: those of"
             " attnscope.layers, and exactly (no subclass) Linear, Conv2d with zero padding,"
-            " AvgPool2d without padding, Flatten, Dropout, ReLU, LeakyReLU, Tanh and Sigmoid of"
-            " torch. A network is an nn.Sequential of such layers, or has them in order in .layers."
+            " AvgPool2d and MaxPool2d without padding, BatchNorm, LayerNorm, RMSNorm, Flatten,"
+            " Dropout, ReLU, LeakyReLU, GELU, SiLU, Tanh and Sigmoid of torch, its"
+            " TransformerEncoder, and Hugging Face's ViT and DeiT. A network is an nn.Sequential of"
+            " such layers, or has them in order in .layers."
         )
     return Link(where, layer, module)

@@ -18,6 +18,8 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 
 from attnscope.certification.chain import Link
+from attnscope.certification.containers import NotTheChain
+from attnscope.certification.reading.pristine import check_own, check_pristine
 
 HOOKS = {
     "_forward_pre_hooks": "a forward pre-hook",
@@ -36,10 +38,6 @@ HARMLESS = {
 """What a forward may ask a tensor between two layers: nothing that depends on its entries."""
 
 
-class NotTheChain(ValueError):
-    """The network computes something else than its layers one after the other."""
-
-
 def exact(network: nn.Module) -> nn.Module:
     """A copy in float64 with every reparametrised weight replaced by what its module would compute
     with it, and nothing in it that writes over its input.
@@ -54,13 +52,47 @@ def exact(network: nn.Module) -> nn.Module:
                 "there is no certificate while hooks for all modules are registered with torch"
                 f" ({name.strip('_')}): they may change what any layer computes. Remove them first."
             )
+    for place, module in nn.Module.named_modules(network):
+        check_own(_where(place, module), module)
     copied = copy.deepcopy(network, _detached(network)).to(torch.float64).requires_grad_(False)
+    _check_copy(network, copied)
     for place, module in copied.named_modules():
         _materialise(module)
-        _refuse_changes(f"layer {place or 'the network'} ({type(module).__name__})", module)
+        _refuse_hooks(_where(place, module), module)
+        check_pristine(module)
         if getattr(module, "inplace", False) is True:
             module.inplace = False
     return copied.requires_grad_(False)
+
+
+def _where(place: str, module: nn.Module) -> str:
+    return f"layer {place or 'the network'} ({type(module).__name__})"
+
+
+def _check_copy(network: nn.Module, copied: nn.Module) -> None:
+    """A class may say itself how it is copied: the copy must hold the same modules, numbers and
+    weights.
+    """
+    one, other = vars(network), vars(copied)
+    same = type(network) is type(copied) and list(one["_modules"]) == list(other["_modules"])
+    for held in ("_parameters", "_buffers"):
+        same = same and one[held].keys() == other[held].keys()
+        same = same and all(_equal(one[held][name], other[held][name]) for name in one[held])
+    plain = [name for name, value in one.items() if type(value) in (bool, int, float, str)]
+    if not same or any(repr(one[name]) != repr(other.get(name)) for name in plain):
+        raise ValueError(
+            f"there is no certificate, because a copy of {type(network).__name__} by copy.deepcopy"
+            " is another network. Let it be copied as torch does."
+        )
+    for name, part in one["_modules"].items():
+        if part is not None:
+            _check_copy(part, other["_modules"][name])
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.shape == other.shape and torch.equal(one.to(other), other)
 
 
 def _detached(network: nn.Module) -> dict[int, Any]:
@@ -99,18 +131,13 @@ def _as_before(module: nn.Module) -> None:
         module.register_parameter(name, nn.Parameter(weight))
 
 
-def _refuse_changes(where: str, module: nn.Module) -> None:
+def _refuse_hooks(where: str, module: nn.Module) -> None:
     for name, words in HOOKS.items():
         if getattr(module, name, None):
             raise ValueError(
                 f"there is no certificate, because {where} has {words}, which may change what the"
                 " layer computes. Remove it first, or write what it does as a layer."
             )
-    if "forward" in vars(module) or "__call__" in vars(module):
-        raise ValueError(
-            f"there is no certificate, because the forward of {where} was replaced by hand. Write"
-            " a class of your own with this forward and its bounds."
-        )
 
 
 def follow(network: nn.Module, links: Sequence[Link], x: Tensor) -> Tensor:
@@ -126,14 +153,14 @@ def follow(network: nn.Module, links: Sequence[Link], x: Tensor) -> Tensor:
     if len(ran) != len(links) or any(
         module is not link.module for module, link in zip(ran, links, strict=True)
     ):
-        raise _refusal("it does not call each of its layers once, in their order")
+        raise NotTheChain("it does not call each of its layers once, in their order")
     current = start
     for link, (_, entered, left) in zip(links, calls, strict=True):
         if not _same(entered, current):
-            raise _refusal(f"what enters {link.place} is not what the part before it returned")
+            raise NotTheChain(f"what enters {link.place} is not what the part before it returned")
         current = left
     if not _same((made, made._version), current):
-        raise _refusal("what it returns is not what its last layer returned")
+        raise NotTheChain("what it returns is not what its last layer returned")
     return made
 
 
@@ -143,13 +170,6 @@ State = tuple[Tensor, int]
 
 def _same(one: State, other: State) -> bool:
     return one[0] is other[0] and one[1] == other[1]
-
-
-def _refusal(how: str) -> NotTheChain:
-    return NotTheChain(
-        "the network computes something else than its layers one after the other, so bounds of its"
-        f" layers say nothing of it: {how}. Put what its forward does beside them into a layer."
-    )
 
 
 @final
@@ -172,7 +192,7 @@ class _Watch(TorchFunctionMode):
         if name == "__get__":  # the getter of a property of tensors
             name = getattr(getattr(func, "__self__", None), "__name__", name)
         if not self.within and name not in HARMLESS:
-            raise _refusal(f"it calls {name} between two layers")
+            raise NotTheChain(f"it calls {name} between two layers")
         return func(*args, **(kwargs or {}))
 
 
@@ -183,14 +203,14 @@ def _watched(links: Sequence[Link]) -> Iterator[_Watch]:
 
     def entering(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         if len(given) != 1 or named or not isinstance(given[0], Tensor):
-            raise _refusal(f"it calls a {type(module).__name__} with more than one tensor")
+            raise NotTheChain(f"it calls a {type(module).__name__} with more than one tensor")
         watch.within.append((module, (given[0], given[0]._version)))
 
     def leaving(module: nn.Module, _: tuple[Any, ...], made: Any) -> None:
         began, entered = watch.within.pop()
         assert began is module
         if not isinstance(made, Tensor):
-            raise _refusal(f"a {type(module).__name__} returns no tensor")
+            raise NotTheChain(f"a {type(module).__name__} returns no tensor")
         if not watch.within:
             watch.calls.append((module, entered, (made, made._version)))
 

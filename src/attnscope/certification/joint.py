@@ -47,7 +47,7 @@ class Joint:
         for number, (link, x) in enumerate(zip(links, values, strict=False)):
             self.radii[-1], lost = within_reach(self.radii[-1])
             self.lost = self.lost | lost
-            found = link.over(x, self.radii[-1], each)
+            found = link.over(x, self.radii[-1], each, self.found[-1] if self.found else None)
             self.found.append(found)
             self.fits = found.remainder is not None and (number > 0 or found.budget is not None)
             if not self.fits:

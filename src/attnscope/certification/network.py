@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnscope.attacks.projected import check_labels
+from attnscope.certification.branches import certified
 from attnscope.certification.certificate import ASSUMPTIONS, Certificate
 from attnscope.certification.chain import Link, chain
-from attnscope.certification.exact import NotTheChain, exact, follow
+from attnscope.certification.containers import NotTheChain
+from attnscope.certification.exact import exact, follow
+from attnscope.certification.reading import is_composite, taken_apart
 from attnscope.certification.telescope import METHODS, Clean
 from attnscope.validation import check_positive, check_tensor, described
 
@@ -73,9 +76,10 @@ def certify(
     certificate per image, proved.
 
     Args:
-        network: a chain of layers that keep the contract of `attnscope.layers.Layer`, and of
-            torch's own, in evaluation mode. It is copied, and refused when its forward does
-            anything else.
+        network: in evaluation mode, a chain of layers that keep the contract of
+            `attnscope.layers.Layer`, and of torch's own; or such layers in residual branches:
+            `nn.TransformerEncoder`, Hugging Face's ViT and DeiT classifiers,
+            `attnscope.layers.Residual`. It is copied, and refused when it does anything else.
         images: pixels in [0, 1], or embedded tokens (b, n, d) of any size for a network that begins
             with a layer on tokens.
         eps: one radius, or several; with several there is one list of certificates for each.
@@ -91,11 +95,14 @@ def certify(
         raise ValueError(
             f"bisections must be a whole number of at least 0, got {described(bisections)}."
         )
-    _check_network(network)
+    check_network(network)
     check_tensor("images", images, "... b")
     with torch.inference_mode(False), torch.no_grad():
         copied = exact(network)
-        found = _certified(copied, chain(copied), images, several, labels, bisections)
+        if is_composite(copied):
+            found = certified(copied, taken_apart(copied), images, several, labels, bisections)
+        else:
+            found = _certified(copied, chain(copied), images, several, labels, bisections)
     return found[0] if single else found
 
 
@@ -169,8 +176,7 @@ def _certificates(
                 proved[i],
                 margins[i],
                 METHODS[how if verdict else 0],
-                "proved",
-                ASSUMPTIONS,
+                assumptions=ASSUMPTIONS,
             )
             for i, (verdict, how) in enumerate(zip(*verdicts[eps], strict=True))
         ]
@@ -233,10 +239,7 @@ def _check_agreement(whole: Tensor, chained: Tensor) -> None:
     if whole.shape != chained.shape or not torch.allclose(
         whole, chained, rtol=AGREEMENT, atol=AGREEMENT, equal_nan=True
     ):
-        raise NotTheChain(
-            "the network computes something else than its layers one after the other, so bounds of"
-            " its layers say nothing of it."
-        )
+        raise NotTheChain("at an image, or near one, its answer is another")
 
 
 def _checked_eps(eps: object) -> tuple[list[float], bool]:
@@ -256,7 +259,7 @@ def _checked_eps(eps: object) -> tuple[list[float], bool]:
     return [float(one) for one in plain], single
 
 
-def _check_network(network: object) -> None:
+def check_network(network: object) -> None:
     if not isinstance(network, nn.Module):
         raise TypeError(
             f"network must be an nn.Module made of layers with bounds, got {described(network)}."

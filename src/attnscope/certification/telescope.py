@@ -181,7 +181,8 @@ class _Pairs:
         for link, x in zip(self.clean.links, self.clean.values, strict=False):
             self.radii[-1], lost = within_reach(self.radii[-1])
             self.tail[:, lost] = torch.inf
-            self.found.append(link.over(x[self.image], self.radii[-1]))
+            before = self.found[-1] if self.found else None
+            self.found.append(link.over(x[self.image], self.radii[-1], before=before))
             self.radii.append(self.found[-1].radius)
         self._cut(len(self.found))
         for number in reversed(range(len(self.found))):

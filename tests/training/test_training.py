@@ -83,6 +83,89 @@ def test_the_certified_loss_lowers_the_true_logit_by_a_proved_decrease() -> None
     assert net.attentions[0].query.grad.abs().max() > 0
 
 
+def test_what_the_certified_loss_takes_is_proved() -> None:
+    """Its radii come from budgets of tokens: the decrease is at least what any attack finds."""
+    data, net = patterns(6), network()
+    x, eps = data.pixels.double(), 0.3
+    kept = graded("gradient", net, x, data.labels, eps)
+    taken = _taken(net, x, data.labels, eps)
+    assert (taken > kept.lowered).all()
+    generator = torch.Generator().manual_seed(0)
+    before = kept.margins
+    for _ in range(200):
+        away = torch.randn(x.shape, dtype=torch.float64, generator=generator).flatten(1)
+        moved = x + eps * (away / away.norm(dim=1, keepdim=True)).reshape(x.shape)
+        logits = net(moved)
+        rival = net(x).scatter(1, data.labels[:, None], -torch.inf).argmax(1)
+        rows = torch.arange(len(x))
+        after = logits[rows, data.labels] - logits[rows, rival]
+        assert (before - after <= taken).all()
+
+
+def _taken(net: nets.Transformer, x: torch.Tensor, labels: torch.Tensor, eps: float) -> Any:
+    """Image by image, from the loss of a batch of one: log(1 + sum exp(l_j - l_y + taken))."""
+    found = []
+    for one, label in zip(x, labels, strict=True):
+        logits = net(one[None]).detach()[0]
+        loss = graded("certified", net, one[None], label[None], eps).loss.detach()
+        others = (logits - logits[label]).exp().sum() - 1
+        found.append(((loss.exp() - 1) / others).log())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("variant", ["l2", "sigmoid"])
+def test_the_certified_loss_takes_other_variants(variant: str) -> None:
+    data, net = patterns(3), nets.Transformer(replace(CONFIG, attention=variant)).double()
+    kept, found = (
+        graded(name, net, data.pixels.double(), data.labels, 0.05) for name in LOSSES[1:]
+    )
+    assert kept.loss < found.loss < kept.loss + 1
+    found.loss.backward()
+    assert net.attentions[0].key.grad.isfinite().all()
+
+
+def test_earned_margins_take_no_more_than_there_is() -> None:
+    data, net = patterns(12), network()
+    x = data.pixels.double()
+    fixed, earned = (
+        graded("gradient", net, x, data.labels, 0.2, margins) for margins in ("fixed", "earned")
+    )
+    plain = graded("margin", net, x, data.labels, 0.2)
+    assert plain.loss <= earned.loss <= fixed.loss
+    misread = fixed.margins < 0
+    assert misread.any()
+    some = x[misread], data.labels[misread]
+    assert torch.isclose(
+        graded("gradient", net, *some, 0.2, "earned").loss, graded("margin", net, *some, 0.2).loss
+    )
+
+
+def test_the_radius_waits_and_then_rises() -> None:
+    plan = recipe(delay=0.25, ramp=0.5, eps=0.2)
+    assert [plan.radius(part) for part in (0.0, 0.24, 0.25, 0.5, 0.75, 1.0)] == pytest.approx(
+        [0, 0, 0, 0.1, 0.2, 0.2]
+    )
+    assert recipe(eps=0.2).radius(0.0) == 0.2
+    assert recipe(eps=0.2, delay=0.5).radius(0.5) == 0.2
+
+
+def test_the_control_mixes_tokens_by_place_and_never_by_content() -> None:
+    data = patterns()
+    plan = recipe(steps=4).control()
+    training = Training(plan, data.pixels, data.labels)
+    before = weights(training.network)
+    while training.progress < 1:
+        training.advance()
+    after = weights(training.network)
+    assert training.network.attention_norms()[0].tolist() == [0, 0]
+    assert all((after[f"layers.1.{part}"] == 0).all() for part in ("query", "key", "query_bias"))
+    assert not torch.equal(before["layers.1.position_bias"], after["layers.1.position_bias"])
+    x = data.pixels[:1].clone().requires_grad_()
+    tokens = training.network.layers[1](training.network.layers[0](x))
+    (moved,) = torch.autograd.grad(tokens[0, 0].square().sum(), x)
+    assert (moved.reshape(2, 2, 2, 2)[1, :, 1] != 0).any(), "tokens meet"
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_seed_and_a_number_of_steps_decide_the_network(loss: str) -> None:
     data = patterns()
@@ -241,6 +324,9 @@ def test_shifts_move_images_and_repeat_their_edge(generator: torch.Generator) ->
         ({"steps": None}, "steps or minutes"),
         ({"minutes": 1.0}, "steps or minutes"),
         ({"eps": 0.0}, "eps"),
+        ({"margins": "wide"}, "fixed, earned"),
+        ({"delay": 0.7, "ramp": 0.4}, "add up to more than 1"),
+        ({"delay": -0.1}, "delay"),
         ({"batch": 0}, "batch"),
         ({"seed": -1}, "seed"),
         ({"floor": -1.0}, "floor"),

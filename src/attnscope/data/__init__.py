@@ -1,7 +1,17 @@
-"""Texts, token ids and images to measure on."""
+"""Texts, token ids, embeddings and images to measure on."""
 
+from attnscope.data.embeddings import read_embeddings
 from attnscope.data.ids import read_ids
-from attnscope.data.pictures import Images, images
-from attnscope.data.texts import text, windows
+from attnscope.data.pictures import Images, images, local_images
+from attnscope.data.texts import text, text_lines, windows
 
-__all__ = ["Images", "images", "read_ids", "text", "windows"]
+__all__ = [
+    "Images",
+    "images",
+    "local_images",
+    "read_embeddings",
+    "read_ids",
+    "text",
+    "text_lines",
+    "windows",
+]

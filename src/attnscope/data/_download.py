@@ -7,6 +7,15 @@ import logging
 from pathlib import Path
 
 
+def cache() -> Path | None:
+    """The folder of downloaded files; None without the library that downloads."""
+    if importlib.util.find_spec("pooch") is None:
+        return None
+    import pooch
+
+    return Path(pooch.os_cache("attnscope"))
+
+
 def download(data_set: str, url: str, md5: str) -> Path:
     """The file in the cache; it is there whole and unaltered, or not at all."""
     file = url.rsplit("/", 1)[1]

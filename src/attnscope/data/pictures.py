@@ -6,22 +6,29 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
+import torch
 
 from attnscope.data import _cifar, _folder, _npz, _svhn
+from attnscope.data._download import cache
 from attnscope.data._set import SPLITS, Images, from_arrays, part
+from attnscope.data.strips import STRIPS, strips
 from attnscope.validation import described
 
-__all__ = ["NAMES", "SPLITS", "Images", "images"]
+__all__ = ["NAMES", "SPLITS", "Images", "images", "local_images"]
 
-NAMES = ("digits", "cifar10", "svhn")
+NAMES = ("digits", "strips", "strips-class", "cifar10", "svhn")
 
 
 def images(source: str | Path, split: str = "test") -> Images:
     """A data set by its name or from files of its own; `split` is "train", "test" or "all".
 
     - "digits": the 8 x 8 digits that ship with scikit-learn, 1797 images.
+    - "strips", "strips-class": four digits side by side, 1 x 8 x 32; the label says which of the
+      last three is the very same picture as the first, or another picture of its class. 8000 strips
+      of training digits, 1000 of test digits.
     - "cifar10", "svhn": downloaded once, checked by their hash, kept in a cache. Or a path: the
       official archive `cifar-10-python.tar.gz`, the folder it unpacks to, or a folder that holds
       either; a folder with `train_32x32.mat` and `test_32x32.mat`.
@@ -41,11 +48,33 @@ def images(source: str | Path, split: str = "test") -> Images:
         raise ValueError(f'split must be "train", "test" or "all", got {described(split)}.')
     if source == "digits":
         return _digits(split)
+    if source in ("strips", "strips-class"):
+        return _strips(source, split)
     if source == "cifar10":
         return _cifar.read(_cifar.fetched(), split)
     if source == "svhn":
         return _svhn.read(_svhn.fetched(split), split)
     return _from_files(Path(source), split)
+
+
+def local_images(name: str, folder: Path | None = None) -> Path | None:
+    """Where "cifar10" or "svhn" is on this machine, without a download: in this folder, or in the
+    cache of downloads; None if it is not there.
+
+    A folder holds a set in its official form, as a folder of its name, or as `NAME*.npz`.
+    """
+    readers: dict[str, ModuleType] = {"cifar10": _cifar, "svhn": _svhn}
+    if name not in readers:
+        raise ValueError(f"sets that are looked for are {', '.join(readers)}, got {name!r}.")
+    if folder is None:
+        cached = cache()
+        return cached if cached is not None and readers[name].holds(cached) else None
+    for place in (folder, folder / name):
+        if place.is_dir() and readers[name].holds(place):
+            return place
+    if (folder / name).is_dir():
+        return folder / name
+    return next(iter(sorted(folder.glob(f"{name}*.npz"))), None) if folder.is_dir() else None
 
 
 def _from_files(path: Path, split: str) -> Images:
@@ -59,7 +88,7 @@ def _from_files(path: Path, split: str) -> Images:
 
 def _accepted() -> str:
     return (
-        "digits, cifar10, svhn, a folder of class-named pictures, a .npz file,"
+        f"{', '.join(NAMES)}, a folder of class-named pictures, a .npz file,"
         " cifar-10-python.tar.gz or a folder with train_32x32.mat and test_32x32.mat"
     )
 
@@ -73,3 +102,17 @@ def _digits(split: str) -> Images:
     chosen = part(split, whole.target)
     pixels = (whole.images[chosen, None] / 16).astype(np.float32)
     return from_arrays(pixels, whole.target[chosen], [str(digit) for digit in range(10)], "digits")
+
+
+def _strips(source: str, split: str) -> Images:
+    """Test strips are made of test digits, with another seed; "all" is both, the training strips
+    first.
+    """
+    same = "class" if source == "strips-class" else "picture"
+    made = [
+        strips(_digits(one), count, same, seed)
+        for seed, (one, count) in enumerate(STRIPS.items())
+        if split in (one, "all")
+    ]
+    pixels, labels = (torch.cat([getattr(one, of) for one in made]) for of in ("pixels", "labels"))
+    return Images(pixels, labels, made[0].classes, source)

@@ -34,6 +34,11 @@ def text(source: str | Path) -> str:
     return _plain(_read(ALICE)) if source == "alice" else _read(Path(source))
 
 
+def text_lines(source: str | Path) -> list[str]:
+    """Several texts: the lines of a UTF-8 file that have words in them."""
+    return [line.strip() for line in _read(Path(source)).split("\n") if line.strip()]
+
+
 def windows(ids: Int[Tensor, " total"], n: int, samples: int) -> Int[Tensor, "samples n"]:
     """Sequence s is tokens [s n, (s + 1) n) of the text."""
     for name, value in (("n", n), ("samples", samples)):

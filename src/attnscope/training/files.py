@@ -15,6 +15,7 @@ import torch
 from attnscope.files import write_atomically
 from attnscope.training.recipe import Recipe
 from attnscope.training.training import Training
+from attnscope.validation import parsed
 
 VERSION = 1
 STATE, LOG = "training.safetensors", "log.jsonl"
@@ -51,14 +52,14 @@ def take_up(training: Training, folder: Path) -> None:
             f"{str(path)!r} is of version {about.get('version')!r}, this attnscope resumes version"
             f" {VERSION}: start again."
         )
-    _check_recipe(json.loads(about["plan"]), training.recipe)
+    _check_recipe(parsed(about["plan"]), training.recipe)
     bad = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     if bad:
         raise ValueError(
             f"{str(path)!r} holds NaN or infinite numbers in {', '.join(bad[:4])}: start again and"
             " replace it."
         )
-    step, seconds = json.loads(about["at"])
+    step, seconds = parsed(about["at"])
     training.restore(tensors, int(step), float(seconds))
 
 
@@ -84,7 +85,7 @@ class Log:
         kept = ""
         if after and path.exists():
             lines = [line for line in path.read_text().splitlines() if line]
-            kept = "".join(line + "\n" for line in lines if json.loads(line)["step"] <= after)
+            kept = "".join(line + "\n" for line in lines if parsed(line)["step"] <= after)
         write_atomically(path, kept)
         self._file = path.open("a")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from attnscope.nets import Config
-from attnscope.training.losses import LOSSES
+from attnscope.training.losses import LOSSES, MARGINS
 from attnscope.validation import check_positive, described
 
 
@@ -22,6 +22,12 @@ class Recipe:
     loss: str = "gradient"
     eps: float = 0.25
     """Radius, in l2 of pixels in [0, 1], that the loss trains for."""
+    delay: float = 0.0
+    """Part of the budget in which the radius stays 0: content attention is found first."""
+    ramp: float = 0.0
+    """Part of the budget in which it then rises to eps, in a straight line."""
+    margins: str = "fixed"
+    """"earned": the loss takes from an image no more than its margin; "fixed": always eps."""
     steps: int | None = None
     minutes: float | None = None
     """Time of this thread alone: neither evaluations nor waiting for a busy machine count."""
@@ -44,6 +50,10 @@ class Recipe:
             raise ValueError(
                 f"loss must be one of {', '.join(LOSSES)}, got {described(self.loss)}."
             )
+        if self.margins not in MARGINS:
+            raise ValueError(
+                f"margins must be one of {', '.join(MARGINS)}, got {described(self.margins)}."
+            )
         if (self.steps is None) == (self.minutes is None):
             raise ValueError(
                 f"give either steps or minutes, got steps = {self.steps} and minutes ="
@@ -61,10 +71,15 @@ class Recipe:
                 raise ValueError(
                     f"{name} must be a whole number of at least 0, got {described(value)}."
                 )
-        for name in ("floor", "cap", "value_cap"):
+        for name in ("floor", "cap", "value_cap", "delay", "ramp"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
                 raise ValueError(f"{name} must be a number of at least 0, got {described(value)}.")
+        if self.delay + self.ramp > 1:
+            raise ValueError(
+                "delay and ramp are parts of the budget and must not add up to more than 1, got"
+                f" delay = {self.delay} and ramp = {self.ramp}."
+            )
         if self.floor > self.cap:
             raise ValueError(
                 f"the floor of the norm of A must not be above its cap, got floor = {self.floor}"
@@ -75,10 +90,15 @@ class Recipe:
                 "only classifiers are trained here, got the config of a language model."
             )
 
+    def radius(self, progress: float) -> float:
+        """What the loss trains for when this part of the budget is spent."""
+        if progress < self.delay:
+            return 0.0
+        return self.eps * min(1.0, (progress - self.delay) / self.ramp if self.ramp else 1.0)
+
     def control(self) -> Recipe:
-        """The same recipe without attention."""
-        without = {**self.config.as_dict(), "attention": "none", "options": {}}
-        return dataclasses.replace(self, config=Config.from_dict(without))
+        """The same recipe with A = 0 from the first step on: tokens meet, by their places alone."""
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, content=False))
 
     def as_dict(self) -> dict[str, Any]:
         """What goes into a JSON file."""

@@ -32,7 +32,9 @@ class Seen(NamedTuple):
     loss: float
     clean: float
     first_order: float
-    """Share of the batch whose margin is above its first-order decrease at eps."""
+    """Share of the batch whose margin is above its first-order decrease at the radius of the
+    step.
+    """
 
 
 @final
@@ -82,7 +84,14 @@ class Training:
         for group in self.optimiser.param_groups:
             group["lr"] = self.recipe.rate * schedule(self.progress)
         try:
-            found = graded(self.recipe.loss, self.network, x, labels, self.recipe.eps)
+            found = graded(
+                self.recipe.loss,
+                self.network,
+                x,
+                labels,
+                self.recipe.radius(self.progress),
+                self.recipe.margins,
+            )
         except Overflow as error:
             raise ValueError(
                 f"attention overflows at step {self.step}: training diverged, use a smaller"

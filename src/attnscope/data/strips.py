@@ -1,0 +1,65 @@
+"""Strips of pictures: which of the others is the same as the first? A task on which content
+decides.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from attnscope.data._set import Images
+from attnscope.validation import check_positive, described
+
+LENGTH = 4
+"""Pictures in a strip; the label says which of the last three it is."""
+SAME = ("picture", "class")
+CLASSES = ("second", "third", "fourth")
+STRIPS = {"train": 8000, "test": 1000}
+"""How many strips are made of the pictures of a split."""
+
+
+def strips(pictures: Images, count: int, same: str = "picture", seed: int = 0) -> Images:
+    """`count` strips of four pictures side by side, made of `pictures` and of nothing else, so that
+    strips of two splits share no picture.
+
+    Args:
+        pictures: of one size; with same="class", two of each class that is drawn.
+        count: how many strips.
+        same: "picture": one of the last three is the very same picture as the first, the other two
+            are any others; "class": one is another picture of its class, the other two are of other
+            classes. Which one it is, is the label: all three are equally likely.
+        seed: of the draw.
+
+    Returns:
+        Images (count, channels, height, 4 x width).
+    """
+    check_positive("count", count)
+    if same not in SAME:
+        raise ValueError(f"same must be one of {', '.join(SAME)}, got {described(same)}.")
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(len(pictures), (count,), generator=generator)
+    labels = torch.randint(LENGTH - 1, (count,), generator=generator)
+    itself = torch.arange(len(pictures)) == first[:, None]
+    alike = pictures.labels == pictures.labels[first, None]
+    by_picture = same == "picture"
+    right = _drawn(itself if by_picture else alike & ~itself, 1, generator)
+    wrong = _drawn(~itself if by_picture else ~alike, LENGTH - 2, generator)
+    chosen = torch.cat([first[:, None], right, wrong], dim=1)
+    rows = torch.arange(count)  # the right one changes places with what stands where it belongs
+    chosen[rows, 1], chosen[rows, 1 + labels] = chosen[rows, 1 + labels], right[:, 0]
+    side_by_side = torch.cat(pictures.pixels[chosen].unbind(1), dim=-1)
+    return Images(side_by_side, labels, CLASSES, f"strips of {pictures.name}, same {same}")
+
+
+def _drawn(
+    allowed: Bool[Tensor, "strips pictures"], count: int, generator: torch.Generator
+) -> Int[Tensor, "strips {count}"]:
+    """So many different pictures for each strip, of those that are allowed for it."""
+    if int(allowed.sum(1).min()) < count:
+        raise ValueError(
+            f"strips of {LENGTH} need two pictures of every class and {LENGTH - 2} others, there"
+            f" are only {allowed.shape[1]} pictures: give more."
+        )
+    draw = torch.rand(allowed.shape, generator=generator).masked_fill(~allowed, -1.0)
+    return draw.topk(count, dim=1).indices

@@ -1,0 +1,74 @@
+"""Strips: exactly one of the last three pictures answers the first, and splits share no picture."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnscope.data import Images, images
+from attnscope.data.strips import strips
+
+
+def pictures(classes: int = 3, each: int = 3) -> Images:
+    """Every picture is bright in a place of its own, so that it can be told in a strip."""
+    count = classes * each
+    pixels = torch.eye(count).reshape(count, 1, 1, count)
+    labels = torch.arange(count) % classes
+    return Images(pixels, labels, tuple(map(str, range(classes))), "pictures")
+
+
+def numbers(made: Images, count: int = 9) -> torch.Tensor:
+    """Which pictures stand in each strip."""
+    return made.pixels.reshape(len(made), 4, count).argmax(-1)
+
+
+def test_the_label_is_the_place_of_the_very_same_picture() -> None:
+    made = strips(pictures(), 300)
+    shown = numbers(made)
+    same = shown[:, 1:] == shown[:, :1]
+    assert made.pixels.shape == (300, 1, 1, 36)
+    assert torch.equal(same.sum(1), torch.ones(300, dtype=torch.int64))
+    assert torch.equal(same.int().argmax(1), made.labels)
+    assert all(len(set(row.tolist())) == 3 for row in shown), "the two others differ"
+    assert made.labels.bincount(minlength=3).min() > 60
+
+
+def test_the_label_is_the_place_of_another_picture_of_the_class() -> None:
+    source = pictures()
+    made = strips(source, 300, "class")
+    shown = numbers(made)
+    alike = source.labels[shown[:, 1:]] == source.labels[shown[:, :1]]
+    assert torch.equal(alike.sum(1), torch.ones(300, dtype=torch.int64))
+    assert torch.equal(alike.int().argmax(1), made.labels)
+    assert not (shown[:, 1:] == shown[:, :1]).any()
+
+
+def test_a_seed_decides_the_strips() -> None:
+    one, same, other = (strips(pictures(), 20, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(one.pixels, same.pixels)
+    assert not torch.equal(one.pixels, other.pixels)
+
+
+def test_strips_of_digits_are_split_by_the_original_picture() -> None:
+    for name in ("strips", "strips-class"):
+        test, digits = images(name, "test"), images("digits", "test")
+        assert test.name == name
+        assert test.pixels.shape == (1000, 1, 8, 32)
+        tokens = torch.cat(test.pixels.split(8, dim=-1)).flatten(1)
+        assert torch.cdist(tokens, digits.pixels.flatten(1)).amin(1).max() == 0
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"same": "colour"}, "picture, class"),
+        ({"count": 0}, "count"),
+        ({"pictures": pictures(1, 2), "same": "picture"}, "only 2 pictures"),
+        ({"pictures": pictures(3, 1), "same": "class"}, "only 3 pictures"),
+    ],
+)
+def test_strips_that_cannot_be_made_are_refused(
+    parts: dict[str, object], says: str, unchecked: None
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        strips(**{"pictures": pictures(), "count": 5, **parts})  # type: ignore[arg-type]

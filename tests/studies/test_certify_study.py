@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from attnscope.bounds import sensitivity
+from attnscope.certification import branches, certify
 from attnscope.data import Images
 from attnscope.nets import Config, Transformer
 from attnscope.operators import jacobian
@@ -32,6 +34,7 @@ CONFIG = CertifyConfig(
     bisections=3,
     nearest=4,
     layers=(),
+    explained=0,
 )
 
 
@@ -74,10 +77,14 @@ def test_rows_agree_with_the_network_and_with_themselves(bench: Workbench, rows:
     assert [(row.image, row.eps) for row in rows] == [(i, eps) for i in range(8) for eps in EPS]
     with torch.no_grad():
         logits = network_of(bench)(pixels_of(bench))
-        off = network_of(bench).with_content_off()(pixels_of(bench)).argmax(-1)
+        twin = network_of(bench).with_content_off().eval()
+        off = twin(pixels_of(bench)).argmax(-1)
+    labels = evaluation.images_of(bench, "patterns", "test").labels
+    proved = {eps: certify(twin, pixels_of(bench), eps, labels) for eps in EPS}
     for row in rows:
         assert row.predicted == int(logits[row.image].argmax())
         assert row.content_off == int(off[row.image])
+        assert row.content_off_certified == proved[row.eps][row.image].verdict
         others = [float(logit) for j, logit in enumerate(logits[row.image]) if j != row.label]
         assert row.margin == pytest.approx(float(logits[row.image, row.label]) - max(others))
         assert row.certified == (row.radius >= row.eps)
@@ -103,6 +110,82 @@ def test_the_summary_counts_images(rows: list[Row]) -> None:
     assert broken_certificates(rows) == ""
     right = sum(row.content_off == row.label for row in rows) / len(rows)
     assert made.accuracy_without == pytest.approx(right)
+
+
+def test_the_smoothed_network_stands_in_the_same_table(bench: Workbench) -> None:
+    asked = {"method": "both", "sigma": 0.1, "samples": 60, "alpha": 0.01, "images": 4}
+    quick = {"bisections": 0, "nearest": 0, "steps": 2, "restarts": 1}
+    config = replace(CONFIG, **asked, **quick)
+    outcome = run(Certify(), config, workbench=bench)
+    found = outcome.table["smoothed"]
+    assert [row.image for row in found] == list(range(4))
+    assert outcome.failure_probability == pytest.approx(4 * 0.01)
+    assert {(row.kind, row.failure_probability, row.samples) for row in found} == {
+        ("probable", 0.01, 60)
+    }
+    for row in found:
+        lower = stats.beta.ppf(0.01, row.agreeing, 61 - row.agreeing) if row.agreeing else 0.0
+        assert row.lower == pytest.approx(lower)
+        assert row.radius == pytest.approx(max(0.0, 0.1 * stats.norm.ppf(lower)))
+        assert (row.predicted is None) == (row.radius == 0)
+        assert row.rightly == (row.radius if row.predicted == row.label else 0)
+    assert any(row.radius > 0 for row in found)
+    (sheet,) = outcome.table.summary()
+    share = sum(row.rightly >= 0.02 for row in found) / 4
+    line = next(line for line in sheet.lines if line[1] == "this network, smoothed")
+    assert line[3] == f"{100 * share:.1f}"
+    assert line[5].endswith("(probable)")
+    assert "It speaks of another classifier" in sheet.note
+    assert "at most 0.01; that one of the 4 is, at most 0.04" in sheet.note
+    alone = run(Certify(), replace(config, method="smoothing", shard=3), workbench=bench).table
+    assert len(alone) == 0
+    timeless = {"seconds": 0.0}
+    again = [row._replace(**timeless) for row in alone["smoothed"]]
+    assert again == [row._replace(**timeless) for row in found]
+    pytest.importorskip("matplotlib")
+    assert list(alone.figures()) == ["accuracy-against-eps"]
+
+
+def test_what_each_layer_takes(bench: Workbench) -> None:
+    quick = {"nearest": 0, "steps": 2, "restarts": 1, "images": 1, "bisections": 1}
+    table = run(Certify(), replace(CONFIG, explained=2, **quick), workbench=bench).table
+    shares, network = table["shares"], network_of(bench)
+    norms = network.attention_norms()
+    attention = [row for row in shares if "Attention" in row.layer]
+    assert attention
+    for row in attention:
+        assert row.norm == pytest.approx(float(norms[0].max()))
+    assert all(row.norm is None for row in shares if row not in attention)
+    for image in {row.image for row in shares}:
+        here = [row for row in shares if row.image == image]
+        told = branches.explained(
+            network.eval(), pixels_of(bench)[image : image + 1], here[0].radius
+        )
+        assert [(row.layer, row.reach, row.remainder) for row in here] == [
+            (one.place, pytest.approx(one.reach), pytest.approx(one.remainder)) for one in told
+        ]
+        (limit,) = [row for row in here if row.limits]
+        assert limit.remainder == max(row.remainder for row in here)
+        assert here[0].radius == next(row.radius for row in table if row.image == image)
+    sheet = table.summary()[-1]
+    assert len(sheet.lines) == len({row.layer for row in shares})
+    assert sheet.lines[0][1] == f"{float(norms[0].max()):.3g}"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"method": "both"}, "smoothing needs sigma"),
+        ({"method": "guess"}, "method must be one of"),
+        ({"method": "smoothing", "sigma": 0.1, "alpha": 0.5}, "must lie between 0 and 0.2"),
+        ({"method": "smoothing", "sigma": -1.0}, "sigma must be"),
+    ],
+)
+def test_smoothing_is_refused_before_a_network_is_read(
+    bench: Workbench, changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        list(Certify().cells(replace(CONFIG, **changed), bench))
 
 
 @pytest.mark.parametrize("lie", ["verdict", "radius"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 import time
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ import numpy as np
 
 from attnscope.studies import Cell, Sheet, Stop, StoreError, Study, Table, Verdict, Workbench, run
 from attnscope.studies.drawing import heading, new_figure
+from attnscope.studies.store import FILE
 
 
 class Square(NamedTuple):
@@ -106,3 +108,16 @@ def program(folder: Path, cells: int, seconds: float, log: Path) -> None:
 def say(log: Path, sentence: str) -> None:
     with log.open("a") as file:
         file.write(sentence + "\n")
+
+
+def stored(folder: Path) -> int:
+    """Cells in the store, 0 if there is none yet."""
+    if not (folder / FILE).exists():
+        return 0
+    base = sqlite3.connect(folder / FILE)
+    try:
+        return base.execute("SELECT COUNT(*) FROM cells").fetchone()[0]
+    except sqlite3.OperationalError:
+        return 0
+    finally:
+        base.close()

@@ -4,18 +4,19 @@ axes of all states together.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
+import io
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.studies.drawing import BLUE, GREY, MAP, RED, new_figure, style
+from attnscope.studies.drawing import BLUE, GREY, MAP, RED, lay_out, new_figure, style
 
 Array = NDArray[np.float64]
 MOST_PATHS = 300
 SHOWN_ELLIPSES = 7
+FRAME = 80
+"""Milliseconds that a frame of the animation is seen."""
 STILL_GROWTH = 6
 """The still picture of a blow-up shows it until it is this many times as large as it was."""
 
@@ -29,6 +30,8 @@ class Moving(NamedTuple):
     x: Array | None = None
     mean: Array | None = None
     cov: Array | None = None
+    clock: str = "t"
+    """What the times are called."""
 
     @property
     def dim(self) -> int:
@@ -56,7 +59,7 @@ def still(moving: Moving) -> Any:
         ax.plot(paths[..., 0], paths[..., 1], color=GREY, linewidth=0.6, alpha=0.7, zorder=1)
         ends = ((0, BLUE, 10, "o"), (-1, RED, 18, "^"))
         for place, color, size, marker in ends:
-            label = f"t = {times[place]:.3g}"
+            label = f"{moving.clock} = {times[place]:.3g}"
             ax.scatter(
                 *points[place].T, s=size, color=color, marker=marker, label=label, zorder=2 - place
             )
@@ -64,7 +67,8 @@ def still(moving: Moving) -> Any:
         shown = np.unique(np.linspace(0, len(times) - 1, SHOWN_ELLIPSES).round().astype(int))
         shades = colormaps[MAP](np.linspace(0, 0.9, len(shown)))
         for place, shade in zip(shown, shades, strict=True):
-            ax.plot(*points[place].T, color=shade, linewidth=1.5, label=f"t = {times[place]:.3g}")
+            label = f"{moving.clock} = {times[place]:.3g}"
+            ax.plot(*points[place].T, color=shade, linewidth=1.5, label=label)
     if points.shape[-1] == 2:
         _name_axes(ax, moving)
         figure.legend(loc="outside lower center", ncols=4)
@@ -76,10 +80,11 @@ def animation(moving: Moving) -> bytes:
     """Tokens or the one-sigma ellipse moving, as GIF. A flow that grows much is followed by the
     window.
     """
-    from matplotlib.animation import FuncAnimation, PillowWriter
+    from PIL import Image
 
-    with style(), tempfile.TemporaryDirectory() as folder:
+    with style():
         figure = new_figure(4.4, 4.4)
+        figure.set_dpi(80)
         ax = figure.add_subplot(aspect="equal")
         points = _seen(moving)
         if points.shape[-1] == 1:
@@ -90,17 +95,23 @@ def animation(moving: Moving) -> bytes:
         (drawn,) = ax.plot([], [], form, color=BLUE, markersize=4, linewidth=1.6, alpha=0.8)
         _name_axes(ax, moving)
 
-        def frame(place: int) -> tuple[Any, ...]:
+        def show(place: int) -> None:
             drawn.set_data(*points[place].T)
             window = 1.1 * reach[place]
             limits = (-window, window)
-            ax.set(xlim=limits, ylim=limits, title=f"t = {moving.times[place]:.3g}")
-            return (drawn,)
+            ax.set(xlim=limits, ylim=limits, title=f"{moving.clock} = {moving.times[place]:.3g}")
 
-        path = Path(folder) / "flow.gif"
-        made = FuncAnimation(figure, frame, frames=len(points))
-        made.save(path, writer=PillowWriter(fps=12), dpi=80)
-        return path.read_bytes()
+        show(len(points) - 1)  # the widest window has the longest numbers
+        lay_out(figure)
+        frames = []
+        for place in range(len(points)):
+            show(place)
+            figure.canvas.draw()
+            seen = Image.fromarray(np.asarray(figure.canvas.buffer_rgba()))
+            frames.append(seen.convert("RGB").convert("P", palette=Image.Palette.ADAPTIVE))
+    file = io.BytesIO()
+    frames[0].save(file, "gif", save_all=True, append_images=frames[1:], duration=FRAME, loop=0)
+    return file.getvalue()
 
 
 def _seen(moving: Moving) -> Array:

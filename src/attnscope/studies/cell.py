@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from attnscope.validation import described
 
@@ -32,6 +32,13 @@ class Cell:
     """
 
     failure_probability: float = 0.0
+    planned: ClassVar[bool] = True
+    """False for what stands in place of cells that cannot be made yet."""
+
+    @property
+    def group(self) -> str:
+        """Cells of one group are made together: those of one model, say."""
+        return ""
 
     def __post_init__(self) -> None:
         for name, value in self.as_dict().items():

@@ -98,6 +98,12 @@ def as_png(figure: Any) -> bytes:
     return _saved(figure, "png", dpi=150, metadata={"Software": None})
 
 
+def lay_out(figure: Any) -> None:
+    """Find the layout once and keep it: what is drawn later only draws."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine(None)
+
+
 def _saved(figure: Any, form: str, **options: Any) -> bytes:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -105,7 +111,6 @@ def _saved(figure: Any, form: str, **options: Any) -> bytes:
     with style(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script the font lacks
         if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
-            figure.draw_without_rendering()  # the layout is found once, not for every format
-            figure.set_layout_engine("none")
+            lay_out(figure)  # once, not for every format
         figure.savefig(image, format=form, **options)
     return image.getvalue()

@@ -7,8 +7,9 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import nullcontext
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,17 +18,23 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from attnscope.studies import drawing
+from attnscope.studies.cache import Cache
 from attnscope.studies.cell import Cell
+from attnscope.studies.dispatch import Dispatch, Errand
+from attnscope.studies.engines.engine import Engine, engine_of
 from attnscope.studies.export import texts
 from attnscope.studies.identity import Identity
-from attnscope.studies.progress import Bar, shown
+from attnscope.studies.lock import only_one
+from attnscope.studies.progress import Meter, shown
 from attnscope.studies.stop import Stop
-from attnscope.studies.store import Store, check_folder
-from attnscope.studies.study import Study, check_row, config_fields
+from attnscope.studies.store import Damaged, Failure, Store, check_folder
+from attnscope.studies.study import Study, config_fields
 from attnscope.studies.table import Table
-from attnscope.studies.workbench import Stopped, Workbench
+from attnscope.studies.workbench import Workbench
 
 RECORD = "run.json"
+MOST_ROWS = 1_000_000
+"""Of which tables and figures are made, as they are held in memory for it."""
 PACKAGES = ("torch", "numpy", "transformers")
 
 
@@ -43,7 +50,9 @@ class Outcome(NamedTuple):
     failure_probability: float
     seconds: float
     taken_up: int
-    """Cells that were there already."""
+    """Cells that were there already, or known from other folders."""
+    failures: list[Failure]
+    """Cells without rows, and why."""
     files: list[str]
     remarks: list[str]
 
@@ -59,6 +68,12 @@ def run(
     console: Console | None = None,
     stop: Stop | None = None,
     pictures: bool = True,
+    meter: Callable[[int], Meter] | None = None,
+    engine: Engine | Executor | None = None,
+    cache: Cache | None = None,
+    keep_going: bool = False,
+    retry: bool = False,
+    cells: Sequence[Cell] | None = None,
 ) -> Outcome:
     """Run the cells that are not there yet; then write tables, figures and the record of the run.
 
@@ -70,6 +85,13 @@ def run(
         console: Where progress is shown; nowhere if left out.
         stop: What ends the run early; without one signals do what they always do.
         pictures: Whether to draw.
+        meter: Told the number of cells, gives what progress is told to instead of a bar of its own.
+        engine: Where cells run: anything that speaks `concurrent.futures.Executor`; in this process
+            if left out.
+        cache: Rows of earlier runs in other folders. Only for models that are loaded by name.
+        keep_going: Keep a cell that fails with its reason and go on; otherwise its error is raised.
+        retry: Try cells again that failed before.
+        cells: Those of the study, where they were planned already.
 
     Returns:
         The outcome, also after a stop: the cells that were done, and their table.
@@ -81,77 +103,116 @@ def run(
     stop = Stop() if stop is None else stop
     if folder is not None:
         check_folder(folder)
+    cells = planned(study, config, workbench) if cells is None else cells
+    told = {name: value for name, value in config_fields(config).items() if name not in study.aside}
+    identity = Identity.of(study.name, __version__, told, cells)
+    with (
+        Store(folder, identity, overwrite) as store,
+        stop.listening(),
+        only_one(folder, lambda: not stop.asked, _speaker(console)) as mine,
+    ):
+        finished, there = False, 0
+        if mine:
+            store.arrange(cells)
+            todo, there = _missing(study, cells, store, cache, retry)
+            store.note(planned=len(cells), begun=time.time())
+            own = shown(console, len(cells)) if meter is None else nullcontext(meter(len(cells)))
+            with own as bar:
+                bar.skip(len(cells) - len(todo))
+                runner = engine_of(engine)
+                dispatch = Dispatch(study, store, runner, workbench, stop, bar, cache, keep_going)
+                finished = dispatch.run(todo)
+        stop.step_ended()
+        exit_code = 0 if finished else stop.exit_code
+        cells_told = {"all": len(cells), "taken_up": there}
+        return _end(study, config, store, cells_told, finished, exit_code, options, pictures, begun)
+
+
+def planned(study: Study, config: Any, workbench: Workbench) -> list[Cell]:
+    """The cells of a run; everything wrong with the config is said here."""
     cells = list(study.cells(config, workbench))
     if len({cell.key for cell in cells}) < len(cells):
         raise ValueError(f"{study.name}: two cells of this run are the same.")
-    told = {name: value for name, value in config_fields(config).items() if name not in study.aside}
-    identity = Identity.of(study.name, __version__, told, cells)
-    with Store(folder, identity, overwrite) as store, stop.listening():
-        there = sum(store.has(cell) for cell in cells)
-        with shown(console, len(cells)) as bar:
-            finished = _all_cells(study, cells, store, workbench, stop, bar)
-        table = read(store, study, config)
-        done, cell_seconds, failure_probability = store.totals()
-        record_of_run = {
-            "options": dict(options) if options is not None else config_fields(config),
-            "seconds": round(time.monotonic() - begun, 3),
-            "finished": finished,
-            "cells": {"all": len(cells), "done": done, "taken_up": there},
-            "cell_seconds": round(cell_seconds, 3),
-            "failure_probability": failure_probability,
-        }
-        files, remarks = _written(store, study, table, record_of_run, pictures)
+    return cells
+
+
+def _missing(
+    study: Study, cells: Sequence[Cell], store: Store, cache: Cache | None, retry: bool
+) -> tuple[list[Errand], int]:
+    """The cells that are to run, and how many are known. What the cache knows is stored."""
+    failed = set() if retry else {failure.key for failure in store.failures()}
+    todo, there = [], 0
+    for place, cell in enumerate(cells):
+        known = None
+        if not store.has(cell):
+            known = None if cache is None else cache.get(study.owner(cell), cell)
+            if known is None:
+                if cell.key not in failed:
+                    todo.append(Errand(place, cell))
+                continue
+            rows, chance, seconds = known
+            store.put(cell, rows, place, seconds, failure_probability=chance)
+        there += 1
+    return todo, there
+
+
+def _end(
+    study: Study,
+    config: Any,
+    store: Store,
+    cells: Mapping[str, int],
+    finished: bool,
+    exit_code: int,
+    options: Mapping[str, Any] | None,
+    pictures: bool,
+    begun: float,
+) -> Outcome:
+    """Tables, figures and the record of what there is."""
+    totals, failures = store.totals(), store.failures()
+    small = totals.rows <= MOST_ROWS
+    table = read(store, study, config) if small else Table(study, config, {})
+    record_of_run = {
+        "options": dict(options) if options is not None else config_fields(config),
+        "config": config_fields(config),
+        "seconds": round(time.monotonic() - begun, 3),
+        "finished": finished,
+        "cells": {**cells, "done": totals.finished},
+        "failures": [{"cell": json.loads(f.fields), "reason": f.reason} for f in failures],
+        "cell_seconds": round(totals.seconds, 3),
+        "failure_probability": totals.failure_probability,
+    }
+    files, remarks = _written(store, study, table, record_of_run, pictures)
+    if not small:
+        remarks = [*remarks, f"{totals.rows:,} rows are too many for tables here: export some."]
     return Outcome(
         table,
         finished,
-        0 if finished else stop.exit_code,
-        failure_probability,
+        exit_code,
+        totals.failure_probability,
         time.monotonic() - begun,
-        there,
+        cells["taken_up"],
+        failures,
         files,
         remarks,
     )
+
+
+def _speaker(console: Console | None) -> Callable[[str], None]:
+    def say(sentence: str) -> None:
+        if console is not None:
+            console.print(sentence, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+    return say
 
 
 def read(store: Store, study: Study, config: Any) -> Table:
     """The table of what a store holds."""
     rows: dict[str, list[Any]] = {kind: [] for kind in study.tables}
     for kind, values in store.rows():
+        if kind not in rows:
+            raise Damaged(f"{store.name} holds rows of a kind that {study.name} does not have.")
         rows[kind].append(study.tables[kind](**values))
     return Table(study, config, rows)
-
-
-def _all_cells(
-    study: Study, cells: Sequence[Cell], store: Store, workbench: Workbench, stop: Stop, bar: Bar
-) -> bool:
-    """Run every cell that is not there; False when a signal ended it early."""
-
-    def watch(part: float, what: str) -> bool:
-        bar.part(part, what)
-        return not stop.asked
-
-    workbench.watch = watch
-    for place, cell in enumerate(cells):
-        # another process may have stored it meanwhile
-        if not store.has(cell):
-            if stop.asked:
-                return False
-            begun, workbench.cut = time.monotonic(), False
-            with suppress(Stopped):
-                rows = study.run(cell, workbench)
-                for row in rows:
-                    check_row(row)
-                store.put(
-                    cell,
-                    [(study.kind(row), row._asdict()) for row in rows],
-                    place,
-                    time.monotonic() - begun,
-                    finished=not workbench.cut,
-                )
-            if workbench.cut:
-                return False
-        bar.next()
-    return True
 
 
 def _written(
@@ -161,7 +222,7 @@ def _written(
     if store.folder is None or not any(table[kind] for kind in table.kinds):
         return [], study.remarks(table) if len(table) else []
     remarks = study.remarks(table)
-    files: dict[str, str | bytes] = dict(texts(store.rows()))
+    files: dict[str, str | bytes] = dict(texts(list(store.rows())))
     files[RECORD] = record(study, {**told, "left_out": remarks})
     files |= study.files(table)
     store.publish(files)

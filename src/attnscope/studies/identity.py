@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Self
 
 from attnscope.studies.cell import Cell, canonical, sha256
+from attnscope.validation import parsed
 
 
 class Identity(NamedTuple):
@@ -17,12 +18,38 @@ class Identity(NamedTuple):
     config: str
     """Canonical JSON."""
     cells: str
-    """A hash of the keys of all cells, in which weights and texts stand by their hash."""
+    """For each group of cells a hash of their keys, in which weights and texts stand by their hash;
+    null while a group cannot be planned, as its model cannot be loaded. Canonical JSON.
+    """
 
     @classmethod
     def of(cls, study: str, version: str, config: Mapping[str, Any], cells: Iterable[Cell]) -> Self:
-        keys = sha256(canonical([cell.key for cell in cells]))
-        return cls(study, version, canonical(config), keys)
+        keys: dict[str, list[str] | None] = {}
+        for cell in cells:
+            held = keys.setdefault(cell.group, [])
+            if held is not None:
+                held.append(cell.key)
+            if not cell.planned:
+                keys[cell.group] = None
+        hashes = {group: held and sha256(canonical(held)) for group, held in keys.items()}
+        return cls(study, version, canonical(config), canonical(hashes))
+
+    def accepts(self, wanted: Identity) -> bool:
+        """Whether a run of the wanted identity may go on here."""
+        return self[:3] == wanted[:3] and not self._changed(wanted)
+
+    def joined(self, wanted: Identity) -> Identity:
+        """What is known of the groups, before and now."""
+        before, now = parsed(self.cells), parsed(wanted.cells)
+        known = {group: key or before.get(group) for group, key in now.items()}
+        return wanted._replace(cells=canonical(before | known))
+
+    def _changed(self, wanted: Identity) -> list[str]:
+        before, now = parsed(self.cells), parsed(wanted.cells)
+        both = before.keys() & now.keys()
+        return sorted(
+            group for group in both if before[group] and now[group] and before[group] != now[group]
+        )
 
     def difference(self, wanted: Identity) -> str:
         """How results of this differ from those that are wanted, in a few words."""
@@ -30,7 +57,7 @@ class Identity(NamedTuple):
             return f"of {self.study!r}, not of {wanted.study!r}"
         if self.version != wanted.version:
             return f"of attnscope {self.version}, this is {wanted.version}"
-        before, after = json.loads(self.config), json.loads(wanted.config)
+        before, after = parsed(self.config), parsed(wanted.config)
         names = [name for name in after if before.get(name) != after[name]]
         if names:
             told = ", ".join(f"{name} {_short(before.get(name))}" for name in names[:3])

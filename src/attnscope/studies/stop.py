@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import final
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TIMED = hasattr(signal, "setitimer")  # not on Windows
+HEARD = (*SIGNALS, signal.SIGALRM) if TIMED else SIGNALS
+PATIENCE = 10.0
+"""Seconds that the current step gets to end by itself: who sends SIGTERM sends SIGKILL soon after,
+often in half a minute.
+"""
 
 
 @final
 class Stop:
-    """The first signal asks to stop, which the work does after its current step; the second raises
-    KeyboardInterrupt at once.
+    """The first signal asks to stop, which the work does after its current step; the second, or a
+    step that takes longer than `PATIENCE`, raises KeyboardInterrupt at once.
 
     Args:
         say: Told one sentence when the first signal comes.
@@ -37,18 +44,38 @@ class Stop:
     def listening(self) -> Iterator[None]:
         """While inside, signals come here; afterwards they go where they went before."""
         try:
-            before = {number: signal.signal(number, self._heard) for number in SIGNALS}
+            before = {number: signal.signal(number, self._heard) for number in HEARD}
         except ValueError:  # not in the main thread: signals are someone else's
             yield
             return
+        loud, sys.unraisablehook = sys.unraisablehook, self._unraisable
         try:
             yield
         finally:
+            _ring_after(0)
+            sys.unraisablehook = loud
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    @staticmethod
+    def _unraisable(problem: sys.UnraisableHookArgs) -> None:
+        """Where Python cannot raise, as in a finaliser, an interrupt is lost: it comes again."""
+        if not issubclass(problem.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(problem)
+
+    def step_ended(self) -> None:
+        """The work has stopped by itself: what is left, its tables, may take its time."""
+        _ring_after(0)
 
     def _heard(self, number: int, frame: object) -> None:
         if self.asked:
             raise KeyboardInterrupt
         self.signal = number
+        _ring_after(PATIENCE)
         self._say("stopping after this step; once more stops at once, what is stored is kept")
+
+
+def _ring_after(seconds: float) -> None:
+    """Let SIGALRM come then, and again after as long a time; 0 calls it off."""
+    if TIMED:
+        signal.setitimer(signal.ITIMER_REAL, seconds, seconds)

@@ -1,7 +1,7 @@
 """`Store`: the rows of a run in SQLite. A cell is wholly there or not, whatever happens.
 
-Write-ahead mode lets two runs share a folder: each cell is one transaction, and rows that are
-already there are left as they are, since equal cells have equal rows.
+Each cell is one transaction, and rows that are already there are left as they are, since equal
+cells have equal rows. Names that stand in a store never lead out of its folder.
 """
 
 from __future__ import annotations
@@ -9,49 +9,56 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, NamedTuple, Self, final
 
 from attnscope.files import write_atomically
-from attnscope.studies._packing import digest, packed, unpacked
+from attnscope.studies._database import BadFolder, Damaged, Database, OtherResults, StoreError
+from attnscope.studies._packing import Packed, digest, unpack
 from attnscope.studies.cell import Cell, canonical
 from attnscope.studies.identity import Identity
 
+__all__ = ["BadFolder", "Damaged", "OtherResults", "Store", "StoreError"]
+
 FILE = "results.sqlite"
-FORMAT = "1"
-PATIENCE = 60.0
-"""Seconds to wait for another process that writes."""
+FORMAT = "2"
+LONGEST_NAME = 120
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS about (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS files (name TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS cells (
-    key TEXT PRIMARY KEY, place INTEGER NOT NULL, fields TEXT NOT NULL,
-    failure_probability REAL NOT NULL, seconds REAL NOT NULL, finished INTEGER NOT NULL,
-    digest TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS rows (
-    cell TEXT NOT NULL REFERENCES cells (key), number INTEGER NOT NULL, kind TEXT NOT NULL,
-    content TEXT NOT NULL, arrays BLOB, PRIMARY KEY (cell, number));
+    id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, place INTEGER NOT NULL,
+    fields TEXT NOT NULL, failure_probability REAL NOT NULL, seconds REAL NOT NULL,
+    finished INTEGER NOT NULL, count INTEGER NOT NULL, stored REAL NOT NULL,
+    digest TEXT NOT NULL, content BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS places ON cells (place);
+CREATE INDEX IF NOT EXISTS tally ON cells (stored, finished, count, seconds, failure_probability);
+CREATE TABLE IF NOT EXISTS failures (
+    key TEXT PRIMARY KEY, place INTEGER NOT NULL, fields TEXT NOT NULL, reason TEXT NOT NULL,
+    seconds REAL NOT NULL, stored REAL NOT NULL);
 """
 
 
-class StoreError(ValueError):
-    """A folder of results that cannot be used, in one sentence."""
+class Totals(NamedTuple):
+    """What a store holds: finished cells, rows, seconds of work, and the sum of the failure
+    probabilities of its cells.
+    """
+
+    finished: int
+    rows: int
+    seconds: float
+    failure_probability: float
 
 
-class OtherResults(StoreError):
-    """The folder holds results of something else; they are replaced only when this is asked for."""
+class Failure(NamedTuple):
+    """Why there are no rows of a cell."""
 
-
-class BadFolder(StoreError):
-    """The folder cannot be written."""
-
-
-class Damaged(StoreError):
-    """The file is no store any more."""
+    key: str
+    fields: str
+    reason: str
 
 
 @final
@@ -62,10 +69,15 @@ class Store:
         folder: Where `results.sqlite` is or will be.
         identity: Whose results these are; without one, those that are there are opened.
         overwrite: Replace what is there, with all files that were written from it.
+        check: Look for damage now, and not only when a cell is read.
     """
 
     def __init__(
-        self, folder: Path | None, identity: Identity | None = None, overwrite: bool = False
+        self,
+        folder: Path | None,
+        identity: Identity | None = None,
+        overwrite: bool = False,
+        check: bool = True,
     ) -> None:
         self.folder = folder
         if folder is None and identity is None:
@@ -79,49 +91,20 @@ class Store:
         if path is not None and identity is not None and not path.exists():
             self._refuse_strangers(path.parent, overwrite)
         try:
-            self._open(path)
-        except Damaged:
+            self._base = Database(path, self.name, TABLES, check)
+        except (Damaged, OtherResults):
             if not overwrite:
                 raise
             assert path is not None
+            self._refuse_strangers(path.parent, overwrite)
             for suffix in ("", "-wal", "-shm"):
                 Path(f"{path}{suffix}").unlink(missing_ok=True)
-            self._open(path)
+            self._base = Database(path, self.name, TABLES)
         try:
             self.identity = self._settle(identity, overwrite)
         except BaseException:
             self._base.close()
             raise
-
-    def _open(self, path: Path | None) -> None:
-        with self._spoken():
-            self._base = sqlite3.connect(
-                ":memory:" if path is None else path, timeout=PATIENCE, isolation_level=None
-            )
-            try:
-                self._write_ahead()
-                (state,) = self._base.execute("PRAGMA quick_check(1)").fetchone()
-                if state != "ok":
-                    raise sqlite3.DatabaseError(state)
-                with self._transaction():
-                    for statement in TABLES.split(";"):
-                        self._base.execute(statement)
-            except BaseException:
-                self._base.close()
-                raise
-
-    def _write_ahead(self) -> None:
-        """Changing the mode does not wait for others by itself, so it is tried again."""
-        end = time.monotonic() + PATIENCE
-        while True:
-            try:
-                self._base.execute("PRAGMA journal_mode=WAL").fetchone()
-                self._base.execute("PRAGMA synchronous=NORMAL")
-                return
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error) or time.monotonic() > end:
-                    raise
-                time.sleep(0.05)
 
     def _refuse_strangers(self, folder: Path, overwrite: bool) -> None:
         """Results without a store, as older versions left them."""
@@ -133,27 +116,29 @@ class Store:
 
     def _settle(self, identity: Identity | None, overwrite: bool) -> Identity:
         """Take the folder, go on in it, or refuse it."""
-        with self._spoken(), self._transaction():
-            held = self._held()
+        with self._base.spoken(), self._base.transaction():
+            held = None if overwrite else self._held()
             if identity is None:
                 if held is None:
                     raise BadFolder(f"{self.name} holds no results yet.")
                 return held
-            if held is not None and held != identity and not overwrite:
-                told = held.difference(identity)
-                raise OtherResults(f"{self.name} already holds results {told}.")
-            if held is None or overwrite:
+            if held is not None:
+                if not held.accepts(identity):
+                    told = held.difference(identity)
+                    raise OtherResults(f"{self.name} already holds results {told}.")
+                identity = held.joined(identity)
+            else:
                 names = [name for (name,) in self._base.execute("SELECT name FROM files")]
-                for table in ("rows", "cells", "files", "about"):
+                for table in ("cells", "failures", "files", "about"):
                     self._base.execute(f"DELETE FROM {table}")
-                about = {"format": FORMAT, **identity._asdict()}
-                self._base.executemany("INSERT INTO about VALUES (?, ?)", about.items())
-                for name in names if self.folder is not None else ():
-                    (self.folder / name).unlink(missing_ok=True)
+                for name in names:
+                    if self.folder is not None and is_plain_name(name):
+                        (self.folder / name).unlink(missing_ok=True)
+            self._tell({"format": FORMAT, **identity._asdict()})
             return identity
 
     def _held(self) -> Identity | None:
-        told = dict(self._base.execute("SELECT name, value FROM about"))
+        told = self.about()
         if not told:
             return None
         if told.get("format") != FORMAT:
@@ -164,83 +149,123 @@ class Store:
     def name(self) -> str:
         return "the store in memory" if self.folder is None else repr(str(self.folder))
 
+    # What is known about the run.
+
+    def about(self) -> dict[str, str]:
+        """Whose results these are, and what the last run noted."""
+        with self._base.spoken():
+            return dict(self._base.execute("SELECT name, value FROM about").fetchall())
+
+    def note(self, **told: object) -> None:
+        """Keep something about the run, such as how many cells it has."""
+        with self._base.spoken(), self._base.transaction():
+            self._check_mine()
+            self._tell(told)
+
+    def _tell(self, told: Mapping[str, object]) -> None:
+        lines = ((name, str(value)) for name, value in told.items())
+        self._base.many("INSERT OR REPLACE INTO about VALUES (?, ?)", lines)
+
+    def arrange(self, cells: Sequence[Cell]) -> None:
+        """Give what is there its place among these cells, and forget failures of others."""
+        with self._base.spoken(), self._base.transaction():
+            self._check_mine()
+            places = ((place, cell.key, place) for place, cell in enumerate(cells))
+            self._base.many("UPDATE cells SET place = ? WHERE key = ? AND place != ?", places)
+            keys = {cell.key for cell in cells}
+            known = [key for (key,) in self._base.execute("SELECT key FROM failures")]
+            gone = ((key,) for key in known if key not in keys)
+            self._base.many("DELETE FROM failures WHERE key = ?", gone)
+
     # Rows.
 
     def has(self, cell: Cell) -> bool:
         """Whether the rows of this cell are there, with a failure probability that is no larger."""
-        with self._spoken():
-            found = self._base.execute(
+        with self._base.spoken():
+            found = self._base.one(
                 "SELECT failure_probability FROM cells WHERE key = ? AND finished", (cell.key,)
-            ).fetchone()
+            )
         return found is not None and found[0] <= cell.failure_probability
 
     def put(
         self,
         cell: Cell,
-        rows: Iterable[tuple[str, Mapping[str, Any]]],
+        rows: Packed,
         place: int,
         seconds: float = 0.0,
         finished: bool = True,
+        failure_probability: float | None = None,
     ) -> None:
-        """Keep the rows of a cell, as (kind, values): they are on disk when this returns.
+        """Keep the rows of a cell: they are there when this returns.
 
-        Rows that are there already stay, unless they are a part or less probable.
+        Rows that are there already stay, unless they are a part or less probable. What was taken
+        from elsewhere has a failure probability of its own.
         """
-        made = [(kind, *packed(values)) for kind, values in rows]
-        with self._spoken(), self._transaction():
+        chance = cell.failure_probability if failure_probability is None else failure_probability
+        with self._base.spoken(), self._base.transaction():
             self._check_mine()
-            before = self._base.execute(
+            before = self._base.one(
                 "SELECT finished, failure_probability FROM cells WHERE key = ?", (cell.key,)
-            ).fetchone()
-            kept = before is not None and before[0]
-            if kept and (not finished or before[1] <= cell.failure_probability):
+            )
+            if before is not None and before[0] and (not finished or before[1] <= chance):
                 return
-            self._base.execute("DELETE FROM rows WHERE cell = ?", (cell.key,))
+            told = (cell.key, place, canonical(cell.as_dict()), chance, seconds, int(finished))
             self._base.execute(
-                "INSERT OR REPLACE INTO cells VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    cell.key,
-                    place,
-                    canonical(cell.as_dict()),
-                    cell.failure_probability,
-                    seconds,
-                    int(finished),
-                    digest(made),
-                ),
+                "INSERT OR REPLACE INTO cells (key, place, fields, failure_probability, seconds,"
+                " finished, count, stored, digest, content) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*told, rows.size, time.time(), rows.digest, rows.content),
             )
-            self._base.executemany(
-                "INSERT INTO rows VALUES (?, ?, ?, ?, ?)",
-                [(cell.key, number, *row) for number, row in enumerate(made)],
-            )
+            self._base.execute("DELETE FROM failures WHERE key = ?", (cell.key,))
 
-    def rows(self) -> list[tuple[str, dict[str, Any]]]:
-        """All rows as (kind, values), in the order of the cells."""
-        with self._spoken(), self._transaction("DEFERRED"):
-            cells = self._base.execute(
-                "SELECT key, digest FROM cells ORDER BY place, key"
-            ).fetchall()
-            found = {
-                key: self._base.execute(
-                    "SELECT kind, content, arrays FROM rows WHERE cell = ? ORDER BY number", (key,)
-                ).fetchall()
-                for key, _ in cells
-            }
-            for key, expected in cells:
-                if digest(found[key]) != expected:
+    def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """All rows as (kind, values), in the order of the cells, one cell in memory at a time."""
+        with self._base.spoken():
+            order = self._base.execute("SELECT id FROM cells ORDER BY place, id").fetchall()
+            for (number,) in order:
+                found = self._base.one("SELECT digest, content FROM cells WHERE id = ?", (number,))
+                if found is None:  # another run stored it anew meanwhile
+                    continue
+                expected, content = found
+                if digest(content) != expected:
                     raise sqlite3.DatabaseError("the rows of a cell are not those that were stored")
-        return [
-            (kind, unpacked(content, arrays))
-            for rows in found.values()
-            for kind, content, arrays in rows
-        ]
+                try:
+                    rows = unpack(content)
+                except Exception as error:  # a forged file may hold anything
+                    raise sqlite3.DatabaseError("the rows of a cell cannot be read") from error
+                yield from rows
 
-    def totals(self) -> tuple[int, float, float]:
-        """Finished cells, the seconds of all, and the sum of their failure probabilities."""
-        with self._spoken():
-            return self._base.execute(
-                "SELECT COALESCE(SUM(finished), 0), TOTAL(seconds), TOTAL(failure_probability)"
-                " FROM cells"
-            ).fetchone()
+    def totals(self) -> Totals:
+        with self._base.spoken():
+            return Totals(
+                *self._base.one(
+                    "SELECT COALESCE(SUM(finished), 0), COALESCE(SUM(count), 0), TOTAL(seconds),"
+                    " TOTAL(failure_probability) FROM cells"
+                )
+            )
+
+    def stored_since(self, moment: float) -> int:
+        """Cells that were stored after this time."""
+        with self._base.spoken():
+            (count,) = self._base.one("SELECT COUNT(*) FROM cells WHERE stored > ?", (moment,))
+        return int(count)
+
+    # Failures.
+
+    def fail(self, cell: Cell, reason: str, place: int, seconds: float = 0.0) -> None:
+        """Keep the reason why there are no rows of a cell."""
+        fields = canonical(cell.as_dict())
+        with self._base.spoken(), self._base.transaction():
+            self._check_mine()
+            self._base.execute(
+                "INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?, ?, ?)",
+                (cell.key, place, fields, reason, seconds, time.time()),
+            )
+
+    def failures(self) -> list[Failure]:
+        """Cells without rows, in their order."""
+        with self._base.spoken():
+            found = self._base.execute("SELECT key, fields, reason FROM failures ORDER BY place")
+            return [Failure(*line) for line in found]
 
     # Files.
 
@@ -252,16 +277,24 @@ class Store:
         """
         if self.folder is None:
             return
-        with self._spoken():
-            with self._transaction():
-                self._check_mine()
-                self._base.executemany(
-                    "INSERT OR IGNORE INTO files VALUES (?)", [(name,) for name in files]
-                )
-            with self._transaction():
-                self._check_mine()
-                for name, content in files.items():
-                    write_atomically(self.folder / name, content)
+        self.announce(files)
+        with self._base.spoken(), self._base.transaction():
+            self._check_mine()
+            for name, content in files.items():
+                write_atomically(self.folder / name, content)
+
+    def announce(self, names: Iterable[str]) -> None:
+        """Note the names of files that are about to be written beside the store."""
+        names = list(names)
+        wrong = [name for name in names if not is_plain_name(name)]
+        if wrong:
+            raise Damaged(
+                f"the results in {self.name} name a file {wrong[0][:LONGEST_NAME]!r}, which is no"
+                " file of this folder: nothing was written."
+            )
+        with self._base.spoken(), self._base.transaction():
+            self._check_mine()
+            self._base.many("INSERT OR IGNORE INTO files VALUES (?)", ((name,) for name in names))
 
     def _check_mine(self) -> None:
         if self._held() != self.identity:
@@ -283,39 +316,17 @@ class Store:
     ) -> None:
         self.close()
 
-    @contextmanager
-    def _transaction(self, mode: str = "IMMEDIATE") -> Iterator[None]:
-        self._base.execute(f"BEGIN {mode}")
-        try:
-            yield
-            self._base.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):  # a full disk has ended it already
-                self._base.execute("ROLLBACK")
-            raise
 
-    @contextmanager
-    def _spoken(self) -> Iterator[None]:
-        """What SQLite and the disk complain about, as one sentence."""
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            kept = "what was stored before is kept"
-            if "full" in str(error):
-                raise StoreError(f"there is no room left for {self.name}; {kept}.") from error
-            if "locked" in str(error):
-                raise StoreError(f"another program holds {self.name}; {kept}.") from error
-            raise BadFolder(f"{self.name} cannot be written ({error}); {kept}.") from error
-        except sqlite3.DatabaseError as error:
-            raise Damaged(
-                f"the results in {self.name} are damaged ({error}): move {FILE} away to keep it, or"
-                " ask to overwrite it."
-            ) from error
-        except OSError as error:
-            raise BadFolder(
-                f"{self.name} cannot be written ({error.strerror or error}); what was stored before"
-                " is kept."
-            ) from error
+def is_plain_name(name: object) -> bool:
+    """Whether a name is that of a file in the folder itself, and not of the store."""
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= LONGEST_NAME
+        and name.isprintable()
+        and not name.startswith(".")
+        and not set(name) & set('/\\:*?"<>|')
+        and not name.startswith(FILE)
+    )
 
 
 def check_folder(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -48,6 +48,8 @@ class Sheet(NamedTuple):
     columns: tuple[str, ...]
     lines: list[tuple[str, ...]]
     note: str = ""
+    wrap: bool = False
+    """Whether the entries are sentences, which may take several lines."""
 
 
 class Study(ABC):
@@ -80,6 +82,16 @@ class Study(ABC):
         Long cells ask `workbench.going(part done)` from time to time. When it says no they return
         what they have, which is kept and shown, and computed again by the next run.
         """
+
+    def owner(self, cell: Any) -> str:
+        """The study whose cell this is, by name: equal cells of equal owners have equal rows."""
+        return self.name
+
+    def supplies(self, cell: Any, workbench: Workbench) -> Mapping[Hashable, Any]:
+        """What a worker elsewhere cannot find by its name, to be put on its workbench: the driver
+        sends it along with the cell.
+        """
+        return {}
 
     def figures(self, table: Table) -> dict[str, Any]:
         """Matplotlib figures by file name without suffix, from the rows alone; made inside

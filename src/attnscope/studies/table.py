@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import importlib
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, final
 
 from attnscope.studies import drawing
@@ -80,20 +80,20 @@ class Table:
         fields = self.study.tables[kind]._fields  # type: ignore[attr-defined]
         return pandas.DataFrame([row._asdict() for row in self[kind]], columns=list(fields))
 
+    def report(self, path: str | Path) -> Path:
+        """Write the page of these rows, one HTML file that needs nothing else; where it is.
+
+        Args:
+            path: The file, or a folder, which gets a `report.html`.
+        """
+        return _pages().of_table(self, Path(path))
+
     def _repr_html_(self) -> str:
-        return (
-            "".join(_html(sheet) for sheet in self.summary()) or f"<p>{html.escape(repr(self))}</p>"
-        )
+        return _pages().fragment(self)
 
 
-def _html(sheet: Sheet) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in sheet.columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(entry)}</td>" for entry in line) + "</tr>"
-        for line in sheet.lines
-    )
-    note = f"<p><small>{html.escape(sheet.note)}</small></p>" if sheet.note else ""
-    return (
-        f"<table><caption>{html.escape(sheet.title)}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{body}</tbody></table>{note}"
-    )
+def _pages() -> Any:
+    """What makes pages: it stands below the studies, which work without it, so it is found by its
+    name when a page is asked for.
+    """
+    return importlib.import_module("attnscope.report")

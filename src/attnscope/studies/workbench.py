@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from attnscope.data.texts import text as read_text
@@ -20,6 +20,10 @@ from attnscope.studies.cell import sha256
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 """Entries of a Hugging Face config that do not change the network."""
+
+
+MODELS_KEPT = 2
+"""Loaded models that are held at a time; a study may name thousands."""
 
 
 class Stopped(Exception):
@@ -39,6 +43,8 @@ class Workbench:
         self.cut = False
         """Whether the current cell was told to stop: what it returns then is a part."""
         self._kept: dict[Hashable, Any] = {}
+        self._loaded: list[str] = []
+        """Names of the models that were loaded, the latest last."""
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
         """What `make()` gave when this name was asked for the first time."""
@@ -49,6 +55,14 @@ class Workbench:
     def put(self, name: Hashable, value: Any) -> None:
         """Keep something that cannot be loaded by its name, such as a module made in Python."""
         self._kept[name] = value
+
+    def found(self, name: Hashable) -> Any:
+        """What is kept under this name, or None."""
+        return self._kept.get(name)
+
+    def drop(self, name: Hashable) -> None:
+        """Keep it no longer."""
+        self._kept.pop(name, None)
 
     def going(self, part: float = 0.0, what: str = "") -> bool:
         """Whether to go on, when so much of the cell is done."""
@@ -66,10 +80,21 @@ class Workbench:
     ) -> Model:
         """The model of this name; `weights` is the hash that it must have."""
         place = ("model", name, device, dtype)
+        if place not in self._kept:
+            self._make_room(name)
         model: Model = self.once(place, lambda: load(name, device=device, dtype=DTYPES[dtype]))
         if weights is not None:
             check_hash(f"the model {name!r}", self.weights(name, device, dtype), weights)
         return model
+
+    def _make_room(self, name: str) -> None:
+        """Before a model is loaded, let go of the one that was loaded first."""
+        self._loaded = [*(one for one in self._loaded if one != name), name]
+        for old in self._loaded[:-MODELS_KEPT]:
+            gone = [place for place in self._kept if _is_of_model(place, old)]
+            for place in gone:
+                self.drop(place)
+        self._loaded = self._loaded[-MODELS_KEPT:]
 
     def weights(self, name: str, device: str = "cpu", dtype: str = "float32") -> str:
         """The hash of a model's weights."""
@@ -84,6 +109,11 @@ class Workbench:
         if expected is not None:
             check_hash(f"the text {name!r}", sha256(content), expected)
         return content
+
+
+def _is_of_model(place: Hashable, name: str) -> bool:
+    kinds = ("model", "weights")
+    return isinstance(place, tuple) and place[0] in kinds and place[1] == name
 
 
 def check_hash(what: str, found: str, expected: str) -> None:
@@ -120,6 +150,6 @@ def hash_tensors(tensors: Mapping[str, Tensor], about: str = "") -> str:
     return made.hexdigest()
 
 
-def hash_ids(ids: Int[Tensor, ...]) -> str:
-    """sha256 of token ids: what a text and a tokenizer come to."""
-    return hash_tensors({"ids": ids.to(torch.int64)})
+def hash_ids(ids: Shaped[Tensor, ...]) -> str:
+    """sha256 of token ids, what a text and a tokenizer come to, or of images."""
+    return hash_tensors({"ids": ids if ids.is_floating_point() else ids.to(torch.int64)})

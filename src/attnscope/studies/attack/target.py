@@ -16,7 +16,7 @@ from attnscope.attention import Attention
 from attnscope.measures import Particles
 from attnscope.studies.attack.rows import Source
 from attnscope.studies.matrices import attention_of_matrices, load_array, seeded
-from attnscope.studies.measure.sweep import text_ids
+from attnscope.studies.measure.inputs import text_ids
 from attnscope.studies.workbench import Workbench, hash_tensors
 from attnscope.validation import check_positive
 

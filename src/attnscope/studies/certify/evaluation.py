@@ -12,15 +12,18 @@ from torch import Tensor, nn
 from attnscope.attacks import pgd
 from attnscope.certification.network import certify
 from attnscope.data.pictures import Images, images
-from attnscope.nets import Transformer, load
-from attnscope.studies.certify.nearest import nearest
+from attnscope.nets import Transformer
+from attnscope.studies.certify.foreign import Foreign, certifiable, open_network
+from attnscope.studies.certify.nearest import in_single, nearest
 from attnscope.studies.certify.rows import NearRow, NetCell, Row, Shard
 from attnscope.studies.workbench import Workbench, check_hash, hash_module, hash_tensors
 
 
-def network_of(workbench: Workbench, checkpoint: str) -> Transformer:
+def network_of(workbench: Workbench, checkpoint: str) -> Transformer | Foreign:
     """The network in a folder, or what was put on the workbench under this name."""
-    network: Transformer = workbench.once(("network", checkpoint), lambda: load(checkpoint))
+    network: Transformer | Foreign = workbench.once(
+        ("network", checkpoint), lambda: open_network(checkpoint)
+    )
     return network
 
 
@@ -44,16 +47,16 @@ def hash_images(held: Images, first: int, count: int) -> str:
     )
 
 
-def exact_of(cell: NetCell, workbench: Workbench) -> Transformer:
+def exact_of(cell: NetCell, workbench: Workbench) -> Transformer | Foreign:
     """A copy of the network in float64, to evaluate only."""
     found = weights_of(workbench, cell.checkpoint)
     check_hash(f"the network {cell.checkpoint!r}", found, cell.weights)
 
-    def made() -> Transformer:
+    def made() -> Transformer | Foreign:
         network = copy.deepcopy(network_of(workbench, cell.checkpoint))
         return network.double().eval().requires_grad_(False)
 
-    network: Transformer = workbench.once(("exact", cell.checkpoint), made)
+    network: Transformer | Foreign = workbench.once(("exact", cell.checkpoint), made)
     return network
 
 
@@ -72,13 +75,13 @@ def evaluate(cell: Shard, workbench: Workbench) -> list[Row | NearRow]:
     workbench.check(0.0, f"{place}: certificates")
     begun = time.perf_counter()
     predicted = network(x).argmax(-1)
-    proved = certify(network, x, cell.eps, y, bisections=cell.bisections)
+    proved = certify(certifiable(network), x, cell.eps, y, bisections=cell.bisections)
     middle = time.perf_counter()
     workbench.check(0.3, f"{place}: attacks")
     radius = torch.tensor([made.radius for made in proved[0]], dtype=torch.float64)
     broken, at_radius, blind = _attacked(cell, network, x, y, predicted == y, radius)
     seconds = (middle - begun) / len(x), (time.perf_counter() - middle) / len(x)
-    off = network.with_content_off()(x).argmax(-1).tolist() if network.attentions else None
+    off, off_proved = _content_off(cell, network, x, y)
     rows: list[Row | NearRow] = [
         Row(
             network=cell.network,
@@ -93,7 +96,8 @@ def evaluate(cell: Shard, workbench: Workbench) -> list[Row | NearRow]:
             broken=bool(broken[e, i]) if predicted[i] == y[i] else None,
             broken_at_radius=bool(at_radius[i]) if radius[i] > 0 else None,
             blind=bool(blind[i]) if predicted[i] == y[i] else None,
-            content_off=None if off is None else off[i],
+            content_off=off[i],
+            content_off_certified=off_proved[e][i],
             certify_seconds=seconds[0],
             attack_seconds=seconds[1],
         )
@@ -104,6 +108,19 @@ def evaluate(cell: Shard, workbench: Workbench) -> list[Row | NearRow]:
         workbench.check(0.9, f"{place}: nearest misread images")
         rows += nearest(cell, network, held, radius)
     return rows
+
+
+def _content_off(
+    cell: Shard, network: Transformer | Foreign, x: Tensor, y: Tensor
+) -> tuple[list[int | None], list[list[bool | None]]]:
+    """What is read with every A set to 0, and whether that is right and proved at each eps; None
+    for a network without attention.
+    """
+    twin = network.with_content_off() if network.attentions else None
+    if twin is None:
+        return [None] * len(x), [[None] * len(x) for _ in cell.eps]
+    proved = certify(certifiable(twin), x, cell.eps, y, bisections=0)
+    return twin(x).argmax(-1).tolist(), [[made.verdict for made in several] for several in proved]
 
 
 def _attacked(
@@ -124,14 +141,16 @@ def _attacked(
     at_radius, blind = torch.zeros(2, len(x), dtype=torch.bool)
     standing = right.clone()
     strength = (cell.steps, cell.restarts, cell.seed)
+    search = in_single(network)
     for place in sorted(range(len(cell.eps)), key=lambda e: cell.eps[e]):
         chosen = standing.nonzero()[:, 0]
         if len(chosen):
-            attack = pgd(network, x[chosen], y[chosen], cell.eps[place], *strength)
+            attack = pgd(network, x[chosen], y[chosen], cell.eps[place], *strength, search=search)
             standing[chosen[attack.succeeded]] = False
             blind[chosen] |= attack.blind
         broken[place] = right & ~standing
     chosen = (right & (radius > 0)).nonzero()[:, 0]
     if len(chosen):
-        at_radius[chosen] = pgd(network, x[chosen], y[chosen], radius[chosen], *strength).succeeded
+        attack = pgd(network, x[chosen], y[chosen], radius[chosen], *strength, search=search)
+        at_radius[chosen] = attack.succeeded
     return broken, at_radius, blind

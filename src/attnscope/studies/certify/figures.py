@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from attnscope.studies.certify.layer import DIM, FOUND, SMALLEST, TOKENS
-from attnscope.studies.certify.rows import LayerRow, NearRow, NetworkRow, Row
+from attnscope.studies.certify.rows import LayerRow, NearRow, NetworkRow, Row, SmoothRow
 from attnscope.studies.certify.summary import title
 from attnscope.studies.drawing import (
     BLACK,
@@ -31,20 +31,37 @@ THIN = (BLUE, GREEN, PINK, ORANGE, SKY, GREY)
 """Colours of single theorems, with dashes when there are more of these."""
 
 
-def accuracy_against_eps(rows: Sequence[Row], networks: Sequence[NetworkRow]) -> Any:
+def accuracy_against_eps(
+    rows: Sequence[Row], networks: Sequence[NetworkRow], smooth: Sequence[SmoothRow] = ()
+) -> Any:
     """Certified accuracy at every eps, by the proved radii, and accuracy under attack at the eps
-    that were attacked; control dashed.
+    that were attacked; control dashed. The smoothed network beside it, where there is one.
     """
     figure = new_figure(6.4, 4.2)
     ax = figure.subplots()
-    reach = 1.1 * max(row.eps for row in rows)
     network = [row for row in rows if row.network == "network"]
     control = [row for row in rows if row.network == "control"]
-    _curves(ax, network, reach, (BLUE, RED), "", {"linestyle": "-", "zorder": 3})
+    reach = 1.1 * max((row.eps for row in rows), default=0.0)
+    if network:
+        _curves(ax, network, reach, (BLUE, RED), "", {"linestyle": "-", "zorder": 3})
     if control:
-        _curves(ax, control, reach, (GREY, GREY), "no-attention control: ", {"linestyle": "--"})
+        _curves(ax, control, reach, (GREY, GREY), "control: ", {"linestyle": "--"})
+    radii = np.array([row.rightly for row in smooth if row.network == "network"])
+    if len(radii):
+        x = np.unique(radii[radii > 0])
+        share = 100 * np.array([(radii >= eps).mean() for eps in x])
+        clean = 100 * float(np.mean(radii > 0))
+        label = f"smoothed, sigma {smooth[0].sigma:g} (probable)"
+        ax.step(
+            [0, *x, *x[-1:]],
+            [clean, *share, *(0,) * len(x[-1:])],
+            color=GREEN,
+            linestyle="-.",
+            label=label,
+        )
     ax.set(xlabel="eps (l2 in pixel space)", ylabel="accuracy in %", ylim=(0, 102), xlim=(0, None))
-    ax.set_title(safe(title(networks, len({row.image for row in network})), LONGEST_TITLE))
+    images = {row.image for row in rows} | {row.image for row in smooth}
+    ax.set_title(safe(title(networks, len(images)), LONGEST_TITLE))
     ax.legend()
     return figure
 

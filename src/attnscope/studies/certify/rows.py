@@ -38,6 +38,8 @@ class Row(NamedTuple):
     """The attack saw no gradient, so that its failure says little."""
     content_off: int | None
     """What is read when every A is set to 0; None for a network without attention."""
+    content_off_certified: bool | None
+    """Whether that is right, and proved right within eps."""
     certify_seconds: float
     attack_seconds: float
 
@@ -45,6 +47,53 @@ class Row(NamedTuple):
     def unsound(self) -> bool:
         """An attack broke what was proved."""
         return bool((self.certified and self.broken) or self.broken_at_radius)
+
+
+class ShareRow(NamedTuple):
+    """What one layer takes from the margin of one image at its proved radius."""
+
+    network: str
+    image: int
+    layer: str
+    norm: float | None
+    """The largest norm of A of its heads; None where there is no A."""
+    theorem: str
+    radius: float
+    margin: float
+    reach: float
+    """Its input moves by at most this much: proved."""
+    remainder: float
+    """What lies beyond its linear part takes at most this much from the margin: proved."""
+    limits: bool
+    """No other layer takes more."""
+
+
+class SmoothRow(NamedTuple):
+    """One network smoothed by Gaussian noise, one image. `radius` is probable: wrong with at most
+    `failure_probability`, and about the smoothed network.
+    """
+
+    network: str
+    image: int
+    label: int
+    predicted: int | None
+    """What the smoothed network reads; None where it abstains."""
+    sigma: float
+    samples: int
+    agreeing: int
+    """Samples that were read as the class that was selected."""
+    lower: float
+    """The probability of that class is at least this."""
+    radius: float
+    """The smoothed network reads every image within this radius as `predicted`."""
+    kind: str
+    failure_probability: float
+    seconds: float
+
+    @property
+    def rightly(self) -> float:
+        """The radius within which it is right; 0 when the image is misread."""
+        return self.radius if self.predicted == self.label else 0.0
 
 
 class NetworkRow(NamedTuple):
@@ -105,16 +154,23 @@ class CertifyConfig:
 
     Args:
         checkpoint: Folder of a network; None for the digits network that ships with attnscope.
+        builder: `package.module:function` that builds the module whose weights the checkpoint, a
+            safetensors file, holds.
         data: The images; None for what the network was trained on.
         images: How many of the split, from the first on.
         eps: Radii in l2 of pixels in [0, 1].
         eps_names: How tables write them, such as "36/255"; no row depends on it.
-        control: Folder of the no-attention control; None for the one beside the checkpoint, if any.
+        control: Folder of the control; None for the one beside the checkpoint, if any.
         steps: Of every attack; `restarts` are its starts.
         bisections: Radii tried for each image between the largest proved and the largest possible.
         shard: Images per cell.
         nearest: How many of the images nearest to their certificate are shown.
         layers: Numbers of heads of the random layers whose bound is set against an attack.
+        explained: How many images of the network are taken apart layer by layer.
+        method: "proof"; "smoothing", for any classifier, probable; or "both".
+        sigma: Of the noise in every pixel.
+        samples: Noisy copies of each image.
+        alpha: The probability with which the radius of one image may be wrong.
     """
 
     checkpoint: str | None = None
@@ -131,6 +187,12 @@ class CertifyConfig:
     shard: int = 10
     nearest: int = 6
     layers: tuple[int, ...] = (1, 8)
+    explained: int = 3
+    builder: str | None = None
+    method: str = "proof"
+    sigma: float | None = None
+    samples: int = 1000
+    alpha: float = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +229,29 @@ class Shard(NetCell):
     restarts: int
     seed: int
     nearest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained(NetCell):
+    """The first images, layer by layer."""
+
+    count: int
+    pixels: str
+    eps: tuple[float, ...]
+    bisections: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smoothing(NetCell):
+    """The images [first, first + count) read by the smoothed network."""
+
+    first: int
+    count: int
+    pixels: str
+    sigma: float
+    samples: int
+    alpha: float
+    seed: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 
 from attnscope.certification import certify
 from attnscope.data.pictures import SPLITS, Images
-from attnscope.nets import Transformer, describe, shipped
+from attnscope.nets import describe, shipped
 from attnscope.studies.cell import Cell
 from attnscope.studies.certify import figures as drawn
 from attnscope.studies.certify import summary as told
+from attnscope.studies.certify.built import built
 from attnscope.studies.certify.evaluation import (
     evaluate,
     exact_of,
@@ -22,12 +23,15 @@ from attnscope.studies.certify.evaluation import (
     network_of,
     weights_of,
 )
+from attnscope.studies.certify.foreign import certifiable, is_foreign
 from attnscope.studies.certify.layer import layer_rows
+from attnscope.studies.certify.layers import layer_sheets, share_rows
 from attnscope.studies.certify.nearest import nearest_of_all
 from attnscope.studies.certify.rows import (
     LAYER_EPS,
     About,
     CertifyConfig,
+    Explained,
     HeadRow,
     LayerRow,
     NearRow,
@@ -35,6 +39,14 @@ from attnscope.studies.certify.rows import (
     OneLayer,
     Row,
     Shard,
+    ShareRow,
+    Smoothing,
+    SmoothRow,
+)
+from attnscope.studies.certify.smoothing import (
+    check_smoothing,
+    smooth_rows,
+    smooth_summaries,
 )
 from attnscope.studies.study import Sheet, Study
 from attnscope.studies.table import Table
@@ -48,7 +60,7 @@ class NoData(ValueError):
 
 class Certify(Study):
     """Certificates of images against every l2 perturbation, next to an attack, the norms of A, the
-    reading with A set to 0, and a control without attention.
+    reading with A set to 0, and a control without content attention.
     """
 
     name = "certify"
@@ -60,11 +72,15 @@ class Certify(Study):
         "heads": HeadRow,
         "nearest": NearRow,
         "layers": LayerRow,
+        "smoothed": SmoothRow,
+        "shares": ShareRow,
     }
     aside = ("eps_names",)
 
     def cells(self, config: CertifyConfig, workbench: Workbench) -> Iterator[Cell]:
         _check(config)
+        if config.builder is not None:
+            _build(config, workbench)
         networks = _networks(config, workbench)
         data = config.data or _notes(networks["network"], workbench).get("data")
         if not isinstance(data, str):
@@ -76,7 +92,7 @@ class Certify(Study):
             name: {
                 "network": name,
                 "checkpoint": checkpoint,
-                "weights": _fitting(workbench, checkpoint, held, min(config.eps)),
+                "weights": _fitting(workbench, checkpoint, held, config),
                 "data": data,
                 "split": config.split,
             }
@@ -86,7 +102,16 @@ class Certify(Study):
             yield About(**part, trained=_trained(_notes(part["checkpoint"], workbench)))
         for part in parts.values():
             yield from _shards(config, held, part)
-        for heads in config.layers:
+        count = min(config.explained, config.images, len(held))
+        if count and config.method != "smoothing":
+            yield Explained(
+                **parts["network"],
+                count=count,
+                pixels=hash_images(held, 0, count),
+                eps=tuple(sorted(config.eps)),
+                bisections=config.bisections,
+            )
+        for heads in config.layers if config.method != "smoothing" else ():
             strength = {"steps": config.steps, "restarts": config.restarts, "seed": config.seed}
             yield OneLayer(heads=heads, eps=LAYER_EPS, **strength)
 
@@ -96,12 +121,18 @@ class Certify(Study):
         if isinstance(cell, OneLayer):
             workbench.check(0.0, f"one layer, {cell.heads} heads")
             return list(layer_rows(cell))
+        if isinstance(cell, Explained):
+            return list(share_rows(cell, workbench))
+        if isinstance(cell, Smoothing):
+            return list(smooth_rows(cell, workbench))
         return list(evaluate(cell, workbench))
 
     def figures(self, table: Table) -> dict[str, Any]:
         made = {}
-        if len(table):
-            made["accuracy-against-eps"] = drawn.accuracy_against_eps(table.rows, table["networks"])
+        if len(table) or table["smoothed"]:
+            made["accuracy-against-eps"] = drawn.accuracy_against_eps(
+                table.rows, table["networks"], table["smoothed"]
+            )
         if table["layers"]:
             made["bound-against-attack"] = drawn.bound_against_attack(table["layers"])
         near = nearest_of_all(table["nearest"], table.config.nearest)
@@ -110,7 +141,12 @@ class Certify(Study):
         return made
 
     def summary(self, table: Table) -> list[Sheet]:
-        return told.sheets(table.rows, table["networks"], table["heads"], table.config)
+        smooth = smooth_summaries(table["smoothed"], table.config.eps)
+        about = (table["networks"], table["heads"])
+        return [
+            *told.sheets(table.rows, *about, table.config, smooth),
+            *layer_sheets(table["shares"]),
+        ]
 
     def remarks(self, table: Table) -> list[str]:
         if not len(table):
@@ -125,11 +161,13 @@ class Certify(Study):
 
     def files(self, table: Table) -> dict[str, bytes]:
         """The summary of each network, and what its content attention is worth."""
-        if not len(table):
-            return {}
         made: dict[str, Any] = {
             name: asdict(one) for name, one in told.summaries(table.rows).items()
         }
+        for name, one in smooth_summaries(table["smoothed"], table.config.eps).items():
+            made[f"smoothed {name}"] = asdict(one)
+        if not made:
+            return {}
         norms = told.norms_of(table["heads"])
         if norms and "network" in made:
             made["content"] = {
@@ -141,6 +179,7 @@ class Certify(Study):
 
 def _check(config: CertifyConfig) -> None:
     """What can be refused before a network is loaded."""
+    check_smoothing(config)
     if config.split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {config.split!r}.")
     if not config.eps:
@@ -150,9 +189,22 @@ def _check(config: CertifyConfig) -> None:
     if len(set(config.eps)) < len(config.eps):
         raise ValueError("each eps can be certified once only.")
     least = {"images": 1, "steps": 1, "restarts": 1, "shard": 1, "bisections": 0, "nearest": 0}
+    least |= {"explained": 0}
     for name, smallest in least.items():
         if getattr(config, name) < smallest:
             raise ValueError(f"{name} must be at least {smallest}, got {getattr(config, name)}.")
+
+
+def _build(config: CertifyConfig, workbench: Workbench) -> None:
+    """Put the network that the user's function builds on the workbench."""
+    weights, builder = config.checkpoint, config.builder
+    if weights is None or builder is None:
+        raise ValueError("a builder goes with the safetensors file of its weights.")
+    if config.data is None:
+        raise NoData(f"nothing says what {weights!r} was trained on: name the data set.")
+    held = images_of(workbench, config.data, config.split)
+    workbench.once(("network", weights), lambda: built(builder, weights, held))
+    workbench.once(("notes", weights), dict)
 
 
 def _networks(config: CertifyConfig, workbench: Workbench) -> dict[str, str]:
@@ -169,7 +221,7 @@ def _networks(config: CertifyConfig, workbench: Workbench) -> dict[str, str]:
 
 
 def control_of(folder: str) -> str | None:
-    """The no-attention control that was trained beside a network, if there is one."""
+    """The control that was trained beside a network, if there is one."""
     beside = Path(folder) / "control"
     return str(beside) if (beside / "config.json").exists() else None
 
@@ -177,7 +229,8 @@ def control_of(folder: str) -> str | None:
 def _notes(checkpoint: str, workbench: Workbench) -> dict[str, Any]:
     """What was noted when the network was saved."""
     notes: dict[str, Any] = workbench.once(
-        ("notes", checkpoint), lambda: describe(checkpoint).get("notes", {})
+        ("notes", checkpoint),
+        lambda: {} if is_foreign(checkpoint) else describe(checkpoint).get("notes", {}),
     )
     return notes
 
@@ -191,8 +244,10 @@ def _trained(notes: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _fitting(workbench: Workbench, checkpoint: str, held: Images, eps: float) -> str:
-    """The hash of a network that reads these images and has a bound for every layer."""
+def _fitting(workbench: Workbench, checkpoint: str, held: Images, config: CertifyConfig) -> str:
+    """The hash of a network that reads these images and, for proofs, has a bound for every
+    layer.
+    """
     network = network_of(workbench, checkpoint)
     shape, classes = tuple(held.pixels.shape[1:]), len(held.classes)
     if shape != network.config.image:
@@ -205,30 +260,41 @@ def _fitting(workbench: Workbench, checkpoint: str, held: Images, eps: float) ->
             f"the network knows {network.config.outputs} classes, but {held.name} has {classes} "
             f"({', '.join(held.classes[:12])}): pass the data set that it was trained on."
         )
-    certify(network.eval(), held.pixels[:1].double(), eps)  # refuses layers without a bound
+    if config.method != "smoothing":  # refuses layers without a bound
+        certify(certifiable(network.eval()), held.pixels[:1].double(), min(config.eps))
     return weights_of(workbench, checkpoint)
 
 
-def _shards(config: CertifyConfig, held: Images, part: dict[str, Any]) -> Iterator[Shard]:
+def _shards(config: CertifyConfig, held: Images, part: dict[str, Any]) -> Iterator[Cell]:
     total = min(config.images, len(held))
     for first in range(0, total, config.shard):
         count = min(config.shard, total - first)
-        yield Shard(
-            **part,
-            first=first,
-            count=count,
-            pixels=hash_images(held, first, count),
-            eps=tuple(sorted(config.eps)),
-            bisections=config.bisections,
-            steps=config.steps,
-            restarts=config.restarts,
-            seed=config.seed,
-            nearest=config.nearest if part["network"] == "network" else 0,
-        )
+        pixels = hash_images(held, first, count)
+        which: dict[str, Any] = {**part, "first": first, "count": count, "pixels": pixels}
+        if config.method != "smoothing":
+            yield Shard(
+                **which,
+                eps=tuple(sorted(config.eps)),
+                bisections=config.bisections,
+                steps=config.steps,
+                restarts=config.restarts,
+                seed=config.seed,
+                nearest=config.nearest if part["network"] == "network" else 0,
+            )
+        if config.method != "proof":
+            assert config.sigma is not None
+            yield Smoothing(
+                **which,
+                sigma=config.sigma,
+                samples=config.samples,
+                alpha=config.alpha,
+                seed=config.seed,
+                failure_probability=count * config.alpha,
+            )
 
 
 def _about(cell: About, workbench: Workbench) -> list[Any]:
-    network: Transformer = exact_of(cell, workbench)
+    network = exact_of(cell, workbench)
     data, minutes, steps, finished = cell.trained
     return [
         NetworkRow(

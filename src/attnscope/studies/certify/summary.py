@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import final
 
 from attnscope.studies.certify.rows import CertifyConfig, HeadRow, NetworkRow, Row
+from attnscope.studies.certify.smoothing import SmoothSummary, sentences
 from attnscope.studies.study import Sheet
 
 ALIVE = 0.05
 """Below this norm of A in every head, attention hardly looks at what tokens say."""
-NAMES = {"network": "this network", "control": "no attention"}
+NAMES = {"network": "this network", "control": "the control"}
 MOST_SHOWN = 5
 
 
@@ -27,6 +28,8 @@ class Line:
     certified: float
     attacked: float
     methods: dict[str, int]
+    certified_without: float | None = None
+    """With every A set to 0; None for a network without attention."""
 
 
 @final
@@ -54,15 +57,17 @@ def summarise(rows: Sequence[Row]) -> Summary:
     lines = []
     for eps in sorted({row.eps for row in rows}):
         here = [row for row in rows if row.eps == eps]
+        off = [bool(row.content_off_certified) for row in here if row.content_off is not None]
         lines.append(
             Line(
                 eps=eps,
                 certified=sum(row.certified for row in here) / count,
                 attacked=sum(row.broken is False for row in here) / count,
                 methods=dict(Counter(row.method for row in here if row.certified)),
+                certified_without=sum(off) / len(off) if off else None,
             )
         )
-    off = [row.content_off == row.label for row in first if row.content_off is not None]
+    right = [row.content_off == row.label for row in first if row.content_off is not None]
     return Summary(
         images=count,
         clean=sum(row.label == row.predicted for row in first) / count,
@@ -72,7 +77,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
         attack_seconds=sum(row.attack_seconds for row in first) / count,
         blind=sum(bool(row.blind) for row in first),
         unsound=sum(row.unsound for row in rows),
-        accuracy_without=sum(off) / len(off) if off else None,
+        accuracy_without=sum(right) / len(right) if right else None,
     )
 
 
@@ -96,35 +101,56 @@ def sheets(
     networks: Sequence[NetworkRow],
     heads: Sequence[HeadRow],
     config: CertifyConfig,
+    smooth: dict[str, SmoothSummary],
 ) -> list[Sheet]:
     """Accuracies at each eps, then what attention has to do with them, then times."""
     made = summaries(rows)
-    if "network" not in made:
+    if "network" not in made and "network" not in smooth:
         return []
     names = eps_names(config)
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for place, eps in enumerate(sorted(config.eps)):
-        for name, summary in made.items():
-            line = summary.lines[place]
-            ways = sorted(line.methods.items(), key=lambda item: -item[1])
-            lines.append(
-                (
-                    names[eps] if name == "network" else "",
-                    NAMES[name],
-                    *map(_percent, (summary.clean, line.certified, line.attacked)),
-                    ", ".join(f"{way} {count}" for way, count in ways),
-                )
-            )
-    without = made["network"].accuracy_without
-    if without is not None:
-        lines.append(("", "A set to 0", _percent(without), "", "", ""))
+        here = [*_proved(made, place), *_smooth(smooth, place)]
+        lines += [
+            (names[eps] if number == 0 else "", *entries) for number, entries in enumerate(here)
+        ]
+    images = made["network"].images if "network" in made else smooth["network"].images
+    said = _sentences(made, norms_of(heads)) if "network" in made else []
     return [
         Sheet(
-            title(networks, made["network"].images),
+            title(networks, images),
             ("eps", "network", "clean", "certified", "PGD", "certified by"),
             lines,
-            "\n".join(_sentences(made, norms_of(heads))),
+            "\n".join(said + sentences(smooth)),
         )
+    ]
+
+
+def _proved(made: dict[str, Summary], place: int) -> list[tuple[str, ...]]:
+    """The lines of the network and its control at one eps."""
+    lines = []
+    for name, summary in made.items():
+        line = summary.lines[place]
+        ways = sorted(line.methods.items(), key=lambda item: -item[1])
+        shares = map(_percent, (summary.clean, line.certified, line.attacked))
+        lines.append((NAMES[name], *shares, ", ".join(f"{way} {count}" for way, count in ways)))
+        if name == "network" and summary.accuracy_without is not None:
+            off = (summary.accuracy_without, line.certified_without or 0.0)
+            lines.append(("A set to 0", *map(_percent, off), "", ""))
+    return lines
+
+
+def _smooth(made: dict[str, SmoothSummary], place: int) -> list[tuple[str, ...]]:
+    """The same of the smoothed networks: probable, and said to be."""
+    return [
+        (
+            f"{NAMES[name]}, smoothed",
+            _percent(one.clean),
+            _percent(one.certified[place]),
+            "",
+            f"smoothing {round(one.images * one.certified[place])} (probable)",
+        )
+        for name, one in made.items()
     ]
 
 
@@ -139,10 +165,8 @@ def title(networks: Sequence[NetworkRow], images: int) -> str:
     if not networks:
         return f"{images} images"
     about = networks[0]
-    return (
-        f"{about.attention} attention, {about.heads} heads, depth {about.depth}: {images} images"
-        f" of {about.images}"
-    )
+    made = f"{about.attention} attention, {about.heads} heads, depth {about.depth}"
+    return f"{made if about.heads else about.attention}: {images} images of {about.images}"
 
 
 def _sentences(made: dict[str, Summary], norms: list[list[float]]) -> list[str]:
@@ -197,7 +221,7 @@ def on_the_control(networks: Sequence[NetworkRow]) -> str:
     """
     if len(networks) < 2:
         return (
-            "No control: the same network, trained without attention for as long, would say what"
+            "No control: the same network, trained with A = 0 for as long, would say what content"
             " attention is worth."
         )
     ours, others = networks[0], networks[1]

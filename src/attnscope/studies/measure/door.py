@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,21 @@ from attnscope.studies.cell import sha256
 from attnscope.studies.driver import run
 from attnscope.studies.measure.rows import LENGTHS, MeasureConfig
 from attnscope.studies.measure.study import Measure
-from attnscope.studies.measure.sweep import needs_double
 from attnscope.studies.table import Table
 from attnscope.studies.workbench import DTYPES, Workbench, hash_ids
 from attnscope.validation import described
 
+READ = ("input_ids", "attention_mask")
+"""What of a tokenizer's answer is read."""
 Texts = str | Path | Sequence[str] | Tensor
+Several = Sequence[str] | Mapping[str, Tensor]
+"""Texts that are a sequence each, or what a tokenizer returns for them."""
 
 
 def measure(
     model: str | Path | nn.Module | Model,
-    texts: Texts = "alice",
-    lengths: Sequence[int] = LENGTHS,
+    texts: Texts | Several = "alice",
+    lengths: Sequence[int] | None = None,
     *,
     folder: str | Path | None = None,
     overwrite: bool = False,
@@ -36,9 +39,14 @@ def measure(
 
     Args:
         model: A loaded model, a module in eval mode, or a name that `attnscope.load` knows.
-        texts: The text itself, several that are read one after the other, a `Path` to a file, the
-            name of a text that `attnscope` knows, or token ids of shape (total,).
-        lengths: Numbers of tokens; each is measured on `samples` pieces of the text.
+        texts: The text itself, a `Path` to a file, the name of a text that `attnscope` knows, or
+            token ids of shape (total,). Several texts, what a tokenizer returns for them
+            (`input_ids` with an `attention_mask`: padding is no part of a sequence), or ids of
+            shape (B, n): each is a sequence of its own. Images, or embeddings of tokens of shape
+            (n, d) or (B, n, d).
+        lengths: Numbers of tokens; each is measured on `samples` pieces of the text, or on the
+            first tokens of each of several texts that has so many. Without them several texts are
+            measured whole.
         folder: Where results are kept, as the command does; without one nothing is written.
         overwrite: Replace results of other options in the folder.
         options: Fields of `studies.measure.MeasureConfig`: layers, heads, samples, part, tol,
@@ -58,14 +66,20 @@ def measure(
     if isinstance(plain.get("dtype"), torch.dtype):
         plain["dtype"] = str(plain["dtype"]).removeprefix("torch.")
     workbench = Workbench()
-    name, kind = _with_model(workbench, model, plain)
-    text = put_text(workbench, name, texts)
-    config = MeasureConfig(name, text, lengths=tuple(int(n) for n in lengths), **(plain | kind))
+    name, kind = put_model(workbench, model, plain)
+    several = _count(texts)
+    if several is None:
+        text = put_text(workbench, name, texts)  # type: ignore[arg-type]
+    else:
+        text = put_texts(workbench, name, texts)  # type: ignore[arg-type]
+        plain = {"samples": several, "whole": lengths is None} | plain
+    told = tuple(int(n) for n in (LENGTHS if lengths is None else lengths))
+    config = MeasureConfig(name, text, lengths=told, **(plain | kind))
     place = None if folder is None else Path(folder)
     return run(Measure(), config, folder=place, overwrite=overwrite, workbench=workbench).table
 
 
-def _with_model(
+def put_model(
     workbench: Workbench, model: str | Path | nn.Module | Model, options: dict[str, Any]
 ) -> tuple[str, dict[str, str]]:
     """Put a live model on the workbench; its name, its device and its dtype."""
@@ -85,10 +99,31 @@ def _with_model(
         live = load(model, device=device, dtype=None if dtype is None else DTYPES.get(dtype))
     kind = {"device": str(live.device), "dtype": str(live.dtype).removeprefix("torch.")}
     workbench.put(("model", live.name, *kind.values()), live)
-    if needs_double(live, options.get("part", "attention")):
-        double = load(live.module, dtype=torch.float64)
-        workbench.put(("model", live.name, kind["device"], "float64"), double)
     return live.name, kind
+
+
+def _count(texts: Texts | Several) -> int | None:
+    """How many sequences these are; None where pieces of one text are cut."""
+    if isinstance(texts, Mapping):
+        return len(texts["input_ids"].reshape(-1, texts["input_ids"].shape[-1]))
+    if isinstance(texts, Tensor):
+        own = texts.ndim == 2 and not texts.is_floating_point()
+        return len(texts) if own else 1 if texts.is_floating_point() and texts.ndim == 2 else None
+    return None if isinstance(texts, str | Path) else len(texts)
+
+
+def put_texts(workbench: Workbench, model: str, texts: Several | Tensor) -> str:
+    """Put several texts on the workbench, each a sequence of its own; their name there."""
+    if isinstance(texts, Tensor):
+        stacked = texts[None] if texts.is_floating_point() else texts
+        return put_text(workbench, model, stacked)
+    if isinstance(texts, Mapping):
+        held = "".join(hash_ids(texts[part]) for part in sorted(texts) if part in READ)
+    else:
+        held = "\0".join(texts)
+    name = f"{_count(texts)} texts {sha256(held)[:12]}"
+    workbench.put(("texts", name), texts)
+    return name
 
 
 def put_text(workbench: Workbench, model: str, texts: Texts) -> str:

@@ -31,6 +31,7 @@ class Row(NamedTuple):
     pairs: int
     converged: bool
     released_estimator: float | None
+    text: str = ""
 
 
 class BoundRow(NamedTuple):
@@ -43,6 +44,10 @@ class BoundRow(NamedTuple):
     name: str
     source: str
     assumes: str
+    model: str = ""
+    part: str = ""
+    n: int = 0
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,10 @@ class MeasureConfig:
             None for no upper bounds: what is left are lower bounds whose accuracy is estimated.
         released: Also report $\\sqrt{\\|J^T f(X)\\|}$.
         bounds: Also evaluate every proved bound at the longest length.
+        special_tokens: Whether each sequence begins and ends as the tokenizer would make it; they
+            count as tokens of its length.
+        whole: Several texts, each measured once at its own length; otherwise the first tokens of
+            each that has as many as the length.
         shard: Sequences per cell; None for all of one length.
         fit_from: The shortest length that the fit of the growth uses; no row depends on it.
     """
@@ -79,6 +88,8 @@ class MeasureConfig:
     device: str = "cpu"
     dtype: str = "float32"
     seed: int = 0
+    special_tokens: bool = False
+    whole: bool = False
     shard: int | None = None
     fit_from: int = 1
 
@@ -100,6 +111,14 @@ class Place(Cell):
     n: int
     first: int
     samples: int
+    frame: tuple[tuple[int, ...], ...] = ((), ())
+    """Special tokens before and after each sequence."""
+    members: tuple[int, ...] = ()
+    """The numbers of these sequences among several texts, each of them its own."""
+
+    @property
+    def group(self) -> str:
+        return self.model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +132,20 @@ class Constants(Place):
     certified: bool
     released: bool
     seed: int
+    directions: bool
+    """Whether to say which tokens carry the top direction of each layer, at the first sequence."""
+    before: tuple[int, ...] = ()
+    """Lengths that are measured before n in this cell, each search near what the last one found."""
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Every length of the cell."""
+        return (*self.before, self.n)
 
     @property
     def calls(self) -> int:
         """Stacks of problems, which share the failure probability of the cell."""
-        return len(self.layers) * (1 + len(self.heads))
+        return len(self.layers) * (1 + len(self.heads)) * len(self.rungs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
-from attnscope.data.texts import windows
-from attnscope.models import PARTS, Model
+from torch import Tensor
+
+from attnscope.models import MEMORY, PARTS, Model
 from attnscope.studies.cell import Cell
 from attnscope.studies.measure import figures as drawn
+from attnscope.studies.measure.directions import DirectionRow
+from attnscope.studies.measure.inputs import cut, is_several, members, text_ids, token_counts
+from attnscope.studies.measure.ladder import ladders
 from attnscope.studies.measure.rows import BoundRow, Constants, MeasureConfig, Row, Theorems
 from attnscope.studies.measure.summary import sheets, summarise
-from attnscope.studies.measure.sweep import constants, text_ids, theorems
+from attnscope.studies.measure.sweep import constants, supply, theorems
 from attnscope.studies.study import Sheet, Study
 from attnscope.studies.table import Table
 from attnscope.studies.workbench import DTYPES, Workbench, hash_ids
@@ -28,20 +33,26 @@ class Measure(Study):
     name = "measure"
     Config = MeasureConfig
     fast = MeasureConfig(lengths=(8, 16, 32, 64), samples=2, heads="none")
-    tables: ClassVar[dict[str, type]] = {"results": Row, "bounds": BoundRow}
+    tables: ClassVar[dict[str, type]] = {
+        "results": Row,
+        "bounds": BoundRow,
+        "directions": DirectionRow,
+    }
     aside = ("fit_from",)
 
     def cells(self, config: MeasureConfig, workbench: Workbench) -> Iterator[Cell]:
-        _check_names(config)
+        check_names(config)
         model = workbench.model(config.model, config.device, config.dtype)
         ids = text_ids(workbench, model, config.text)
         layers = _attending(model, config.part) if config.layers is None else config.layers
         wrong = [layer for layer in layers if not 0 <= layer < model.layers]
         if wrong:
             raise ValueError(f"{model.name} has layers 0 to {model.layers - 1}, got {wrong[0]}.")
-        known = tuple(layer for layer in layers if model.rebuilt(layer))
-        _check(config, model, heads_known=known == layers)
-        windows(ids, max(config.lengths), config.samples)
+        single = all(model.has_heads(layer) for layer in layers)
+        frame = model.frame() if config.special_tokens else ((), ())
+        config = _fitted(config, model, ids, frame)
+        _check(config, model, heads_known=single)
+        who = {n: _sequences(config, ids, n, frame) for n in config.lengths}
         place: dict[str, Any] = {
             "model": config.model,
             "weights": workbench.weights(config.model, config.device, config.dtype),
@@ -51,17 +62,33 @@ class Measure(Study):
             "tokens": hash_ids(ids),
             "part": config.part,
             "layers": layers,
+            "frame": tuple(map(tuple, frame)),
         }
-        yield from _stacks(config, place, model.heads if known == layers else 0)
-        # no theorem covers an MLP or a whole block, or heads that are not known
-        if config.bounds and config.part not in ("mlp", "block") and known:
-            where = place | {"layers": known}
-            yield Theorems(**where, n=max(config.lengths), first=0, samples=1)
+        yield from _stacks(config, place, model.heads if single else 0, who, ids)
+        # no theorem covers an MLP or a whole block, or what neither weights nor taps show
+        covered = tuple(layer for layer in layers if _covered(model, layer, config.part))
+        if config.bounds and covered:
+            where = place | {"layers": covered}
+            longest = max(config.lengths)
+            chosen = who[longest][:1] if is_several(ids) else ()
+            yield Theorems(**where, n=longest, first=0, samples=1, members=chosen)
 
     def run(self, cell: Any, workbench: Workbench) -> list[Any]:
         if isinstance(cell, Constants):
             return list(constants(cell, workbench))
         return list(theorems(cell, workbench))
+
+    def supplies(self, cell: Any, workbench: Workbench) -> dict[Hashable, Any]:
+        """The ids: a worker elsewhere needs neither the text nor a tokenizer."""
+        ids = workbench.found(("ids", cell.model, cell.text))
+        if ids is None:  # the cells were not planned on this workbench
+            model = workbench.model(cell.model, cell.device, cell.dtype)
+            ids = text_ids(workbench, model, cell.text)
+        lengths = cell.rungs if isinstance(cell, Constants) else (cell.n,)
+        return {
+            supply(cell, n): cut(ids, n, cell.first, cell.samples, cell.frame, cell.members).clone()
+            for n in lengths
+        }
 
     def figures(self, table: Table) -> dict[str, Any]:
         return drawn.figures(table.rows, table.config) if len(table) else {}
@@ -81,6 +108,14 @@ class Measure(Study):
                 f"layer{'s' * (len(bent) > 1)} {', '.join(bent)}: the growth is no power law over"
                 " these lengths, so the exponent depends on which of them are fitted."
             )
+        known = {row.layer for row in table["bounds"]}
+        bare = [str(line.layer) for line in lines if line.layer not in known]
+        if bare and table.config.bounds and table.config.part not in ("mlp", "block"):
+            said.append(
+                f"layer{'s' * (len(bare) > 1)} {', '.join(bare)}: no proved bound, because none"
+                f" covers {'them' if len(bare) > 1 else 'it'}, it would take more than"
+                f" {MEMORY >> 30} GB at n = {lines[0].n}, or the run ended before."
+            )
         return said
 
     def files(self, table: Table) -> dict[str, bytes]:
@@ -94,28 +129,65 @@ class Measure(Study):
         return {"bounds.json": (json.dumps(finite, indent=1, allow_nan=False) + "\n").encode()}
 
 
-def _stacks(config: MeasureConfig, place: dict[str, Any], count: int) -> Iterator[Constants]:
-    """The cells of all lengths, of layers with so many heads; each call of the solver gets the same
-    share of the probability.
+def _fitted(
+    config: MeasureConfig, model: Model, ids: Tensor, frame: Sequence[Sequence[int]]
+) -> MeasureConfig:
+    """Images, embeddings and whole texts have lengths of their own."""
+    if ids.is_floating_point():
+        n = model.usual_length if model.sees_images else ids.shape[-2]
+        return replace(config, lengths=(n,))
+    if config.whole and is_several(ids):
+        counts = token_counts(ids[: config.samples], frame)
+        return replace(config, lengths=tuple(sorted(set(counts))))
+    return config
+
+
+def _sequences(
+    config: MeasureConfig, ids: Tensor, n: int, frame: Sequence[Sequence[int]]
+) -> tuple[int, ...]:
+    """The numbers of the sequences of this length."""
+    if is_several(ids):
+        return members(ids[: config.samples], n, frame, config.whole)
+    cut(ids, n, 0, config.samples, frame)
+    return tuple(range(config.samples))
+
+
+def _stacks(
+    config: MeasureConfig,
+    place: dict[str, Any],
+    count: int,
+    who: dict[int, tuple[int, ...]],
+    ids: Tensor,
+) -> Iterator[Constants]:
+    """The cells of all lengths, of layers with so many heads, at sequences of these numbers; each
+    call of the solver gets the same share of the probability. Estimates climb ladders of lengths
+    of one text.
     """
     size = config.samples if config.shard is None else config.shard
-    starts = range(0, config.samples, size)
     heads = {n: _heads_at(config, count, n) for n in config.lengths}
-    calls = sum(1 + len(here) for here in heads.values()) * len(place["layers"]) * len(starts)
+    shards = {n: range(0, len(numbers), size) for n, numbers in who.items()}
+    calls = sum((1 + len(heads[n])) * len(shards[n]) for n in heads) * len(place["layers"])
+    several, words = is_several(ids), not ids.is_floating_point()
     total = 0.0 if config.failure_probability is None else config.failure_probability
-    for n in config.lengths:
-        for first in starts:
+    certified = config.failure_probability is not None
+    for rungs in ladders(config.lengths, heads, climb=not certified and not several):
+        share = total / calls * len(place["layers"]) * (1 + len(heads[rungs[-1]])) * len(rungs)
+        for first in shards[rungs[-1]]:
+            here = who[rungs[-1]][first : first + size]
             yield Constants(
                 **place,
-                n=n,
+                n=rungs[-1],
                 first=first,
-                samples=min(size, config.samples - first),
-                heads=heads[n],
+                samples=len(here),
+                members=here if several else (),
+                heads=heads[rungs[-1]],
                 tol=config.tol,
-                certified=config.failure_probability is not None,
+                certified=certified,
                 released=config.released,
                 seed=config.seed,
-                failure_probability=total / calls * len(place["layers"]) * (1 + len(heads[n])),
+                directions=words and rungs[-1] == max(config.lengths) and first == 0,
+                before=rungs[:-1],
+                failure_probability=share,
             )
 
 
@@ -123,6 +195,11 @@ def _attending(model: Model, part: str) -> tuple[int, ...]:
     """The layers that have the part; hybrids have layers without attention, which are blocks."""
     every = range(model.layers)
     return tuple(layer for layer in every if part == "block" or model.attends(layer))
+
+
+def _covered(model: Model, layer: int, part: str) -> bool:
+    """Whether theorems speak of this part."""
+    return part not in ("mlp", "block") and model.has_bounds(layer)
 
 
 def _heads_at(config: MeasureConfig, count: int, n: int) -> tuple[int, ...]:
@@ -133,7 +210,7 @@ def _heads_at(config: MeasureConfig, count: int, n: int) -> tuple[int, ...]:
     return tuple(range(count)) if isinstance(config.heads, str) else config.heads
 
 
-def _check_names(config: MeasureConfig) -> None:
+def check_names(config: MeasureConfig) -> None:
     """What can be refused before a model is loaded."""
     check_positive("tol", config.tol)
     if config.part not in PARTS:
@@ -180,6 +257,7 @@ def _check(config: MeasureConfig, model: Model, heads_known: bool) -> None:
         )
     if single and not heads_known:
         raise ValueError(
-            f"the heads of {model.name} cannot be rebuilt, so they cannot be measured alone: leave"
-            " the heads out."
+            f"the heads of {model.name} can neither be rebuilt from its weights nor seen through"
+            " transformers' AttentionInterface, so they cannot be measured alone: leave the heads"
+            " out."
         )

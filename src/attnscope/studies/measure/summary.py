@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attnscope.operators.bracket import narrowest
+from attnscope.operators.bracket import ROUNDING, narrowest
 from attnscope.studies.measure.fit import Fit, growth
 from attnscope.studies.measure.rows import BoundRow, MeasureConfig, Row
 from attnscope.studies.study import Sheet
@@ -113,11 +113,12 @@ def _note(lines: Sequence[LayerSummary], config: MeasureConfig, certified: bool)
             + (" (!: no power law);" if any(fit.bent for fit in fits) else ";")
         ]
     if certified:
+        closed = narrowest(ROUNDING[config.dtype])
         told.append("bracket: widest relative gap to the probable upper bound")
         told[-1] += (
-            f"; in {config.dtype} it counts as closed at {narrowest(config.dtype):.0e}, which is"
+            f"; in {config.dtype} it counts as closed at {closed:.0e}, which is"
             f" rounding, and not at the tolerance of {config.tol:g}."
-            if narrowest(config.dtype) > config.tol
+            if closed > config.tol
             else "."
         )
     return " ".join(told)

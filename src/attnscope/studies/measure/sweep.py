@@ -6,56 +6,70 @@ stack.
 
 from __future__ import annotations
 
-from typing import cast
+import dataclasses
+from collections.abc import Hashable
+from typing import Any, cast
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Shaped
 from torch import Tensor
 
-from attnscope.attention import Heads
-from attnscope.attention.softmax import Softmax
 from attnscope.bounds import Bounds, smoothness, through_norm
-from attnscope.data.texts import windows
 from attnscope.measures import Particles
-from attnscope.models import Model, Part, part_jacobian
-from attnscope.operators import LinearOperator, jacobian, spectral_norm
+from attnscope.models import Model, Part, heads_jacobian, heads_values, part_jacobian
+from attnscope.operators import LinearOperator, Near, SpectralNorm, spectral_norm
+from attnscope.studies.measure.directions import DirectionRow, direction_rows
+from attnscope.studies.measure.inputs import cut, text_ids
+from attnscope.studies.measure.ladder import Memory
 from attnscope.studies.measure.rows import BoundRow, Constants, Place, Row
 from attnscope.studies.workbench import Workbench, check_hash, hash_ids
 
 
-def text_ids(workbench: Workbench, model: Model, text: str) -> Int[Tensor, " total"]:
-    """The ids of a text as this model reads them, tokenised once."""
-    return workbench.once(("ids", model.name, text), lambda: model.encode(workbench.text(text)))
-
-
 def needs_double(model: Model, part: str) -> bool:
-    """Whether a lower bound is finished by a float64 copy of the whole model."""
+    """Whether a lower bound is finished by the float64 copy of the whole model."""
     known = all(model.rebuilt(layer) for layer in range(model.layers))
     return (part in ("mlp", "block") or not known) and model.dtype != torch.float64
 
 
-def constants(cell: Constants, workbench: Workbench) -> list[Row]:
-    """Measure layer by layer: the whole layer first, then its heads."""
+def constants(cell: Constants, workbench: Workbench) -> list[Row | DirectionRow]:
+    """Measure length by length and layer by layer: the whole layer first, then its heads."""
     model = workbench.model(cell.model, cell.device, cell.dtype, cell.weights)
-    double = (
-        workbench.model(cell.model, cell.device, "float64")
-        if needs_double(model, cell.part)
-        else None
-    )
+    double = model.doubled() if needs_double(model, cell.part) else None
+    memory, rows = Memory(cell.first), list[Row | DirectionRow]()
+    for number, n in enumerate(cell.rungs):
+        last = n == cell.n
+        rung = dataclasses.replace(cell, n=n, before=(), directions=cell.directions and last)
+        rows += _rung(rung, model, double, workbench, memory, number / len(cell.rungs))
+        if workbench.cut:
+            break
+    return rows
+
+
+def _rung(
+    cell: Constants,
+    model: Model,
+    double: Model | None,
+    workbench: Workbench,
+    memory: Memory,
+    begun: float,
+) -> list[Row | DirectionRow]:
+    """One length, when this part of its cell is done; what there is when it was asked to stop."""
     ids = _sequences(cell, model, workbench)
-    part, rows, done = cast(Part, cell.part), list[Row](), 0
+    part, rows, done = cast(Part, cell.part), list[Row | DirectionRow](), 0
     for layer, point, attended in model.points(ids, cell.layers, part):
         if double is not None and not double.rebuilt(layer):
             double.tokens(ids[:1], layer, part)  # an unknown network learns its mask by running
-        attention = model.attention(layer) if cell.heads else None
-        for head in (None, *cell.heads):
-            where = f"n = {cell.n}, layer {layer}" + ("" if head is None else f" head {head}")
-            if not workbench.going(done / cell.calls, where):
+        for heads in ((), cell.heads) if cell.heads else ((),):
+            where = f"n = {cell.n}, layer {layer}" + (", heads" if heads else "")
+            if not workbench.going(begun + (1 - begun) * done / cell.calls, where):
                 return rows
-            alone = None if head is None or attention is None else attention.heads.select(head)
-            op, value = _problem(model, double, cell, layer, alone, point)
-            rows += _measured(cell, op, value, layer, head, attended)
-            done += 1
+            op, value = _problem(model, double, cell, layer, heads, point)
+            found = _solved(cell, op, len(heads) or 1, memory.near((layer, heads), cell.n))
+            memory.keep((layer, heads), cell.n, found)
+            rows += _measured(cell, op, found, value, layer, heads, attended)
+            if cell.directions and not heads:
+                rows += direction_rows(cell, model, layer, ids[0], found)
+            done += len(heads) or 1
     return rows
 
 
@@ -64,13 +78,20 @@ def theorems(cell: Place, workbench: Workbench) -> list[BoundRow]:
     model = workbench.model(cell.model, cell.device, cell.dtype, cell.weights)
     ids = _sequences(cell, model, workbench)
     part, rows = cast(Part, cell.part), list[BoundRow]()
+    where: dict[str, Any] = {name: getattr(cell, name) for name in ("model", "part", "n", "text")}
     for number, (layer, x, read) in enumerate(model.points(ids, cell.layers)):
         if not workbench.going(number / len(cell.layers), f"bounds, layer {layer}"):
             return rows
-        found = smoothness(model.attention(layer), Particles(read[0]))
-        if part != "attention":
-            found = _with_norm(model, layer, part, x[0], found)
-        rows += [BoundRow(layer, **vars(bound)) for bound in found]
+        if not model.rebuilt(layer):
+            try:
+                found = model.bounds(layer, ids[0], part)
+            except ValueError:  # too large, or a norm of another form: a remark of the study
+                continue
+        else:
+            found = smoothness(model.attention(layer), Particles(read[0]))
+            if part != "attention":
+                found = _with_norm(model, layer, part, x[0], found)
+        rows += [BoundRow(layer, **vars(bound), **where) for bound in found]
     return rows
 
 
@@ -83,11 +104,20 @@ def _with_norm(model: Model, layer: int, part: Part, x: Tensor, found: Bounds) -
     return through_norm(found, None if residual else norm, moved, norm_first=False, residual=True)
 
 
-def _sequences(cell: Place, model: Model, workbench: Workbench) -> Int[Tensor, "samples n"]:
+def supply(cell: Place, n: int) -> Hashable:
+    """The name under which the ids or images of this length come with a cell."""
+    return ("sequences", cell.tokens, n, cell.first, cell.samples, cell.frame, cell.members)
+
+
+def _sequences(cell: Place, model: Model, workbench: Workbench) -> Shaped[Tensor, "samples ..."]:
+    """The ids or images of a cell: those that came with it, or those of its text."""
+    came = workbench.found(supply(cell, cell.n))
+    if came is not None:
+        return came
     ids = text_ids(workbench, model, cell.text)
     found = workbench.once(("tokens", model.name, cell.text), lambda: hash_ids(ids))
     check_hash(f"the tokens of {cell.text!r}", found, cell.tokens)
-    return windows(ids, cell.n, cell.first + cell.samples)[cell.first :]
+    return cut(ids, cell.n, cell.first, cell.samples, cell.frame, cell.members)
 
 
 def _problem(
@@ -95,43 +125,54 @@ def _problem(
     double: Model | None,
     cell: Constants,
     layer: int,
-    head: Heads | None,
+    heads: tuple[int, ...],
     x: Tensor,
 ) -> tuple[LinearOperator, Tensor | None]:
-    """The Jacobian to measure, and the value of the map when the released estimator needs it."""
+    """The Jacobian of the layer or of these heads, a stack that begins with them, and the value of
+    the map when the released estimator needs it.
+    """
     part = cast(Part, cell.part)
-    if head is not None:
-        attention = Softmax(head, causal=model.causal)
-        mu = Particles(x)
-        return jacobian(attention, mu), attention(x, mu) if cell.released else None
+    if heads:
+        value = heads_values(model, layer, x, heads) if cell.released else None
+        return heads_jacobian(model, layer, x, heads, double), value
     with torch.no_grad():
         value = model.function(layer, part)(x) if cell.released else None
     return part_jacobian(model, layer, part, x, double), value
 
 
+def _solved(cell: Constants, op: LinearOperator, calls: int, near: Near | None) -> SpectralNorm:
+    """The constants of one stack, which takes the probability of so many of the cell's calls."""
+    share = cell.failure_probability / cell.calls * calls if cell.certified else None
+    return spectral_norm(op, tol=cell.tol, failure_probability=share, seed=cell.seed, near=near)
+
+
 def _measured(
     cell: Constants,
     op: LinearOperator,
+    found: SpectralNorm,
     value: Tensor | None,
     layer: int,
-    head: int | None,
+    heads: tuple[int, ...],
     attended: Tensor,
 ) -> list[Row]:
-    share = cell.failure_probability / cell.calls if cell.certified else None
-    found = spectral_norm(op, tol=cell.tol, failure_probability=share, seed=cell.seed)
+    """A row for each problem of a stack: of the sequences, or of the heads and the sequences."""
+    problems = (max(1, len(heads)), cell.samples)
     norms = torch.linalg.vector_norm(attended, dim=-1, dtype=torch.float64)
-    released = [None] * cell.samples
+    released = None
     if value is not None:
-        released = (
-            torch.linalg.vector_norm(op.rmv(value).flatten(1), dim=1, dtype=torch.float64)
-            .sqrt()
-            .tolist()
-        )
-    columns = [
-        torch.as_tensor(part).tolist()
-        for part in (found.lower, found.residual, found.pairs, found.converged)
-    ]
-    upper = [None] * cell.samples if found.upper is None else torch.as_tensor(found.upper).tolist()
+        pulled = op.rmv(value).flatten(len(op.stack))
+        released = torch.linalg.vector_norm(pulled, dim=-1, dtype=torch.float64).sqrt()
+
+    def column(values: Any) -> Any:
+        return torch.as_tensor(values).reshape(problems).tolist()
+
+    numbers = cell.members or range(cell.first, cell.first + cell.samples)
+    none = [[None] * cell.samples] * problems[0]
+    upper = none if found.upper is None else column(found.upper)
+    estimator = none if released is None else column(released)
+    lower, residual, pairs, converged = (
+        column(part) for part in (found.lower, found.residual, found.pairs, found.converged)
+    )
     return [
         Row(
             model=cell.model,
@@ -139,16 +180,18 @@ def _measured(
             head=head,
             part=cell.part,
             n=cell.n,
-            sequence=cell.first + s,
-            start=(cell.first + s) * cell.n,
+            sequence=numbers[s],
+            start=0 if cell.members else numbers[s] * (cell.n - sum(map(len, cell.frame))),
             radius=float(norms[s].square().mean().sqrt()),
             largest_norm=float(norms[s].max()),
-            lower=columns[0][s],
-            upper=None if upper[s] is None or upper[s] != upper[s] else upper[s],
-            residual=columns[1][s],
-            pairs=columns[2][s],
-            converged=columns[3][s],
-            released_estimator=released[s],
+            lower=lower[h][s],
+            upper=None if upper[h][s] is None or upper[h][s] != upper[h][s] else upper[h][s],
+            residual=residual[h][s],
+            pairs=pairs[h][s],
+            converged=converged[h][s],
+            released_estimator=estimator[h][s],
+            text=cell.text,
         )
+        for h, head in enumerate(heads or (None,))
         for s in range(cell.samples)
     ]

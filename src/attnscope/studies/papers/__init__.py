@@ -3,15 +3,18 @@ the rows say about the paper's statement.
 """
 
 from attnscope.studies import find as _studies
-from attnscope.studies.papers._figure import PaperFigure
+from attnscope.studies.papers._figure import TOPICS, VERDICT_COLUMNS, Missing, PaperFigure, told
 
-__all__ = ["PaperFigure", "find"]
+__all__ = ["TOPICS", "VERDICT_COLUMNS", "Missing", "PaperFigure", "find", "told"]
 
 
 def find() -> dict[str, PaperFigure]:
-    """Every figure of the papers by its name.
+    """Every figure of the papers by its name, topic by topic.
 
     >>> find()["line"].paper
     'castin25'
     """
-    return {name: study for name, study in _studies().items() if isinstance(study, PaperFigure)}
+    found = [study for study in _studies().values() if isinstance(study, PaperFigure)]
+    topics = list(TOPICS)
+    found.sort(key=lambda figure: (topics.index(figure.topic), figure.name))
+    return {figure.name: figure for figure in found}

@@ -8,7 +8,7 @@ A covariance has the coordinates $(s_{11} - s_{22}, 2 s_{12}, s_{11} + s_{22})$:
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -26,7 +26,7 @@ from attnscope.flows import Trajectory, flow
 from attnscope.measures import Gaussian
 from attnscope.studies.cell import Cell
 from attnscope.studies.drawing import BLUE, GREY, RED, new_figure
-from attnscope.studies.papers._figure import PaperFigure
+from attnscope.studies.papers._figure import PaperFigure, every, share
 from attnscope.studies.table import Table
 from attnscope.studies.workbench import Workbench
 from attnscope.validation import check_positive
@@ -42,6 +42,8 @@ class Path(NamedTuple):
     """One covariance in time: how it ended, and where it was at `times` (array (times, 3))."""
 
     attention: str
+    draw: int
+    """The seed of the matrices."""
     start: int
     status: str
     stop_time: float
@@ -55,7 +57,8 @@ class Path(NamedTuple):
 @dataclass(frozen=True)
 class GridConfig:
     """Starts on a `points` x `points` grid of the square [-limit, limit]^2, those inside the unit
-    disc; times grow geometrically to `end`.
+    disc; times grow geometrically to `end`. Matrices are drawn `draws` times, from the seeds
+    `seed`, `seed` + 1, ...: no draw is chosen.
     """
 
     points: int = 10
@@ -63,6 +66,7 @@ class GridConfig:
     end: float = 1e4
     steps: int = 61
     seed: int = 0
+    draws: int = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +90,13 @@ class GridFigure(PaperFigure):
 
     def cells(self, config: Any, workbench: Workbench) -> Iterable[GridCell]:
         check_positive("end", config.end)
+        check_positive("draws", config.draws)
         count = len(grid(config.points, config.limit))
-        for name in self.attentions(config):
-            for first in range(0, count, SHARD):
-                yield GridCell(**asdict(config), attention=name, first=first)
+        for seed in range(config.seed, config.seed + config.draws):
+            told = asdict(config) | {"seed": seed, "draws": 1}
+            for name in self.attentions(config):
+                for first in range(0, count, SHARD):
+                    yield GridCell(**told, attention=name, first=first)
 
     def run(self, cell: GridCell, workbench: Workbench) -> list[Path]:
         starts = grid(cell.points, cell.limit)[cell.first : cell.first + SHARD]
@@ -101,6 +108,7 @@ class GridFigure(PaperFigure):
         return [
             Path(
                 attention=cell.attention,
+                draw=cell.seed,
                 start=cell.first + member,
                 status=outcome.status,
                 stop_time=float(outcome.time),
@@ -241,6 +249,23 @@ def panels(table: Table) -> dict[str, list[Path]]:
     for row in table:
         found.setdefault(row.attention, []).append(row)
     return found
+
+
+def first_draw(table: Table) -> dict[str, list[Path]]:
+    """What is shown: the first draw of matrices."""
+    return {
+        name: [row for row in rows if row.draw == table.config.seed]
+        for name, rows in panels(table).items()
+    }
+
+
+def by_draw(rows: Sequence[Path], told: Callable[[Path], bool | None]) -> tuple[bool | None, str]:
+    """Whether something holds of every start of every draw, and of how many draws."""
+    found: dict[int, list[bool | None]] = {}
+    for row in rows:
+        found.setdefault(row.draw, []).append(told(row))
+    outcomes = [every(values) for values in found.values()]
+    return every(outcomes), f"all starts in {share(outcomes.count(True), len(outcomes))} draws"
 
 
 def draw_in_cone(shown: Mapping[str, Sequence[Array]], title: str) -> Any:

@@ -91,6 +91,10 @@ class DrawsFigure(PaperFigure):
     paper = "castin25"
     tables: ClassVar[dict[str, type]] = {"results": Draw}
 
+    def attentions(self, config: Any, draw: int) -> dict[str, Attention]:
+        """Those of one draw of matrices."""
+        return attentions(config.seed, draw)
+
     def cells(self, config: Any, workbench: Workbench) -> Iterable[DrawCell]:
         check_positive("end", config.end)
         check_positive("draws", config.draws)
@@ -102,7 +106,7 @@ class DrawsFigure(PaperFigure):
                 yield DrawCell(**told, attention=name, draw=draw)
 
     def run(self, cell: DrawCell, workbench: Workbench) -> list[Draw]:
-        attention = attentions(cell.seed, cell.draw)[cell.attention]
+        attention = self.attentions(cell, cell.draw)[cell.attention]
         what = f"{cell.attention}, draw {cell.draw}"
         starts = grid(cell.points, cell.limit)
         got = moved(attention, starts, cell.end, cell.steps, workbench, what, MOST_STEPS)

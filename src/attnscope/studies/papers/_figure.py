@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple
 
@@ -10,29 +11,70 @@ import numpy as np
 import scipy.stats
 import torch
 
-from attnscope.studies.study import Sheet, Study
+from attnscope.studies.study import Sheet, Study, Verdict
 from attnscope.studies.table import Table
 
 CONFIDENCE = 0.95
+TOPICS = {
+    "smoothness": "How smooth is attention",
+    "dynamics": "Dynamics of deep transformers",
+    "measures": "Attention between measures",
+    "certificates": "Certificates",
+    "talk": "The talk",
+}
+VERDICT_COLUMNS = ("statement", "paper", "measured", "verdict", "why")
+
+
+class Missing(ValueError):
+    """A model or a data set that a figure needs is not here; others run without it."""
 
 
 class PaperFigure(Study):
-    """A study that draws one figure of a paper and says whether its statement holds.
-
-    `paper` is a key of docs/references.bib, `figure` what the figure shows there.
-    """
+    """A study that draws one figure of a paper and says whether its statement holds."""
 
     paper: ClassVar[str]
+    """A key of docs/references.bib."""
     figure: ClassVar[str]
+    """What the figure shows, in words."""
+    number: ClassVar[str | None] = None
+    """Its number in the paper, where that is known."""
+    topic: ClassVar[str]
+    """One of TOPICS."""
+    seconds: ClassVar[tuple[float, float]]
+    """What one core of 2020 needs for `fast` and for the paper's settings, roughly."""
+
+    shares: ClassVar[str | None] = None
+    """A name for the cells that this figure shares with others, which one process runs once."""
+
+    @property
+    def source(self) -> str:
+        """The paper and the number of the figure there."""
+        return f"{self.paper}, {self.number or 'number not known'}"
+
+    @classmethod
+    def says(cls) -> str:
+        """What the figure is about, in one sentence without formulas: from its docstring."""
+        return " ".join((cls.__doc__ or "").split("\n\n")[0].split())
 
     def summary(self, table: Table) -> list[Sheet]:
         """The verdicts as a table."""
-        lines: list[tuple[str, ...]] = [
-            (verdict.statement, verdict.paper, verdict.measured, verdict.outcome, verdict.why)
-            for verdict in self.verdicts(table)
-        ]
-        columns = ("statement", "paper", "measured", "verdict", "why")
-        return [Sheet(f"{self.figure} [{self.paper}]", columns, lines)]
+        lines = [verdict_line(verdict) for verdict in self.verdicts(table)]
+        return [Sheet(f"{self.figure} [{self.source}]", VERDICT_COLUMNS, lines)]
+
+    def files(self, table: Table) -> dict[str, bytes]:
+        """The verdicts for other programs."""
+        made = [told(verdict) for verdict in self.verdicts(table)]
+        return {"verdicts.json": (json.dumps(made, indent=1) + "\n").encode()}
+
+
+def verdict_line(verdict: Verdict) -> tuple[str, ...]:
+    """A verdict under VERDICT_COLUMNS."""
+    return verdict.statement, verdict.paper, verdict.measured, verdict.outcome, verdict.why
+
+
+def told(verdict: Verdict) -> dict[str, str]:
+    """A verdict by the names of its columns."""
+    return dict(zip(VERDICT_COLUMNS, verdict_line(verdict), strict=True))
 
 
 def every(told: Iterable[bool | None]) -> bool | None:

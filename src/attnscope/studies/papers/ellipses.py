@@ -57,9 +57,13 @@ class EllipsesCell(EllipsesConfig, Cell):
 
 
 class Ellipses(PaperFigure):
+    """Two covariances in time: one clusters onto a line, one blows up in finite time."""
+
     name = "ellipses"
     paper = "castin25"
     figure = "ellipses"
+    topic = "dynamics"
+    seconds = (1, 1)
     Config = EllipsesConfig
     fast = EllipsesConfig()
     tables: ClassVar[dict[str, type]] = {"results": Ellipse}

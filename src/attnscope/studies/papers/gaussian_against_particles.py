@@ -59,9 +59,13 @@ class AgreementCell(Cell):
 
 
 class GaussianAgainstParticles(PaperFigure):
+    """Gaussians stay Gaussian: clouds of particles approach the Gaussian flow."""
+
     name = "gaussian_against_particles"
     paper = "castin25"
     figure = "Gaussians stay Gaussian"
+    topic = "dynamics"
+    seconds = (10, 60)
     Config = AgreementConfig
     fast = AgreementConfig(sizes=(20, 100, 500), repeats=4, names=("softmax", "l2"))
     tables: ClassVar[dict[str, type]] = {"results": Agreement}

@@ -17,15 +17,18 @@ from attnscope.studies.papers._covariances import (
     Array,
     GridConfig,
     GridFigure,
+    Path,
+    by_draw,
     draw_in_cone,
     earlier,
+    first_draw,
     matrix,
     normal,
     panels,
     single,
     trace,
 )
-from attnscope.studies.papers._figure import between, drawn, every, falls
+from attnscope.studies.papers._figure import between, drawn, falls
 from attnscope.studies.study import Verdict
 from attnscope.studies.table import Table
 
@@ -38,39 +41,50 @@ class LineConfig(GridConfig):
 
 
 class Line(GridFigure):
+    """Scores of rank one: covariances end on a line of the cone."""
+
     name = "line"
     figure = "convergence to a line"
+    topic = "dynamics"
+    seconds = (2, 40)
     Config = LineConfig
-    fast = LineConfig(points=4)
+    fast = LineConfig(points=3, draws=4)
 
     def attentions(self, config: Any) -> dict[str, Attention]:
         q, made = row(config.seed), torch.eye(2, dtype=torch.float64)
         return {name: one for name, one in single(q, -q, made).items() if name != "Sinkhorn"}
 
     def figures(self, table: Table) -> dict[str, Any]:
-        shown = {name: [row.path for row in rows] for name, rows in panels(table).items()}
+        shown = {name: [row.path for row in rows] for name, rows in first_draw(table).items()}
         return {self.name: draw_in_cone(shown, "$K = -Q$ of rank one, $V = I$: to a line")}
 
     def verdicts(self, table: Table) -> list[Verdict]:
-        q = row(table.config.seed).numpy()[0]
         made = []
         for name, rows in panels(table).items():
-            ends = [off_the_ray(path.path[-1], q) for path in rows]
-            before = [off_the_ray(earlier(path), q) for path in rows]
-            holds = every(
-                False if path.status == "blew up" else falls(end, was, SMALL)
-                for path, end, was in zip(rows, ends, before, strict=True)
-            )
+            ends = [off_the_ray(path.path[-1], direction(path.draw)) for path in rows]
+            holds, counted = by_draw(rows, _on_the_ray)
             made.append(
                 Verdict(
                     f"{name}: limits lie on the ray of pp^T, p orthogonal to q",
                     "all do",
-                    f"|Sq| / tr S {between(ends)}, {len(rows)} starts",
+                    f"{counted}; |Sq| / tr S {between(ends)}",
                     holds,
                     f"Sq = 0 on the ray alone; below {SMALL:g} counts as zero",
                 )
             )
         return made
+
+
+def _on_the_ray(path: Path) -> bool | None:
+    if path.status == "blew up":
+        return False
+    q = direction(path.draw)
+    return falls(off_the_ray(path.path[-1], q), off_the_ray(earlier(path), q), SMALL)
+
+
+def direction(draw: int) -> Array:
+    """q of this draw."""
+    return row(draw).numpy()[0]
 
 
 def off_the_ray(entry: Array, q: Array) -> float:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from attnscope.attention import Heads, variants
+from attnscope.attention import Attention, Heads, variants
 from attnscope.flows import flow
 from attnscope.measures import Particles
 from attnscope.studies.cell import Cell
@@ -27,6 +27,8 @@ from attnscope.studies.workbench import Workbench
 from attnscope.transport import conditional_wasserstein, wasserstein
 
 PLACES = 4
+SEVERAL = "multi-head"
+"""Softmax with two heads."""
 
 
 class Distance(NamedTuple):
@@ -66,18 +68,26 @@ class MeanFieldCell(Cell):
 
 
 class MeanField(PaperFigure):
+    """Flows of n particles approach the mean-field flow as n grows, for every variant."""
+
     name = "mean_field"
     paper = "castin25"
     figure = "mean-field limit"
+    topic = "dynamics"
+    seconds = (3, 100)
     Config = MeanFieldConfig
-    fast = MeanFieldConfig(sizes=(8, 32, 128), reference=512, repeats=3, names=("softmax", "l2"))
+    fast = MeanFieldConfig(
+        sizes=(8, 32, 128), reference=512, repeats=3, names=("softmax", "l2", SEVERAL)
+    )
     tables: ClassVar[dict[str, type]] = {"results": Distance}
 
     def cells(self, config: MeanFieldConfig, workbench: Workbench) -> Iterable[MeanFieldCell]:
         known = variants()
-        names = config.names or tuple(known)
-        if missing := set(names) - set(known):
-            raise ValueError(f"variants are {', '.join(known)}, got {', '.join(sorted(missing))}.")
+        names = config.names or (*known, SEVERAL)
+        if missing := set(names) - {*known, SEVERAL}:
+            raise ValueError(
+                f"names are {', '.join((*known, SEVERAL))}, got {', '.join(sorted(missing))}."
+            )
         if any(n < 1 or n % PLACES for n in (*config.sizes, config.reference)):
             raise ValueError(f"sizes must be multiples of {PLACES}, got {config.sizes}.")
         told = asdict(config)
@@ -88,7 +98,7 @@ class MeanField(PaperFigure):
                     yield MeanFieldCell(variant=name, causal=causal, n=n, **common)
 
     def run(self, cell: MeanFieldCell, workbench: Workbench) -> list[Distance]:
-        attention = variants()[cell.variant](_heads(cell.seed), causal=cell.causal)
+        attention = _attention(cell.variant, cell.seed, cell.causal)
         what = f"{cell.variant}{', causal' if cell.causal else ''}, n = {cell.n}"
         named = (cell.seed, cell.variant, cell.causal)
 
@@ -157,10 +167,17 @@ class MeanField(PaperFigure):
 
 def _has_causal(name: str) -> bool:
     try:
-        variants()[name](_heads(0), causal=True)
+        _attention(name, 0, True)
     except ValueError:
         return False
     return True
+
+
+def _attention(name: str, seed: int, causal: bool) -> Attention:
+    if name != SEVERAL:
+        return variants()[name](_heads(seed), causal=causal)
+    query, key, value, output = 0.6 * normal(drawn(seed, SEVERAL), 4, 2, 2, 2)
+    return variants()["softmax"](Heads(query, key, value, output), causal=causal)
 
 
 def _heads(seed: int) -> Heads:

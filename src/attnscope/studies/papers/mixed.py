@@ -25,8 +25,12 @@ BOTH = "some of each"
 
 
 class Mixed(DrawsFigure):
+    """Under the same matrices some covariances converge and others blow up."""
+
     name = "mixed"
     figure = "convergence and blow-up depending on initial data"
+    topic = "dynamics"
+    seconds = (10, 100)
     Config = DrawsConfig
     fast = DrawsConfig(draws=12, points=6)
 

@@ -15,16 +15,18 @@ from attnscope.studies.papers._covariances import (
     Array,
     GridConfig,
     GridFigure,
+    Path,
+    by_draw,
     draw_in_cone,
     earlier,
+    first_draw,
     matrix,
-    panels,
     ratio,
     trace,
     two_heads,
 )
-from attnscope.studies.papers._figure import between, every, falls
-from attnscope.studies.papers.line import row
+from attnscope.studies.papers._figure import between, falls
+from attnscope.studies.papers.line import direction, row
 from attnscope.studies.study import Verdict
 from attnscope.studies.table import Table
 
@@ -37,10 +39,14 @@ class PlaneConfig(GridConfig):
 
 
 class Plane(GridFigure):
+    """Two heads, one empty: covariances end on a plane of the cone."""
+
     name = "plane"
     figure = "convergence to a plane"
+    topic = "dynamics"
+    seconds = (2, 40)
     Config = PlaneConfig
-    fast = PlaneConfig(points=4)
+    fast = PlaneConfig(points=3, draws=4)
     method = "LSODA"  # some directions come to rest long before others
 
     def attentions(self, config: Any) -> dict[str, Attention]:
@@ -48,27 +54,21 @@ class Plane(GridFigure):
         return {"two heads, one empty": two_heads(q, -q, torch.eye(2, dtype=torch.float64))}
 
     def figures(self, table: Table) -> dict[str, Any]:
-        shown = {name: [row.path for row in rows] for name, rows in panels(table).items()}
+        shown = {name: [row.path for row in rows] for name, rows in first_draw(table).items()}
         return {self.name: draw_in_cone(shown, "Two heads, one empty: to a plane")}
 
     def verdicts(self, table: Table) -> list[Verdict]:
         if not len(table):
             return []
-        q = row(table.config.seed).numpy()[0]
         rows = table.rows
-        ends = [off_the_plane(path.path[-1], q) for path in rows]
-        holds = every(
-            False
-            if path.status == "blew up"
-            else falls(end, off_the_plane(earlier(path), q), SMALL)
-            for path, end in zip(rows, ends, strict=True)
-        )
+        ends = [off_the_plane(path.path[-1], direction(path.draw)) for path in rows]
+        holds, counted = by_draw(rows, _on_the_plane)
         full = sum(bool(ratio(path.path[-1]) > RANK_ONE) for path in rows)
         return [
             Verdict(
                 "limits lie on the plane (Sq)_1 = 0",
                 "all do",
-                f"|(Sq)_1| / tr S {between(ends)}, {len(rows)} starts",
+                f"{counted}; |(Sq)_1| / tr S {between(ends)}",
                 holds,
                 f"below {SMALL:g} counts as zero",
             ),
@@ -80,6 +80,13 @@ class Plane(GridFigure):
                 f"rank 2: the eigenvalues are within a factor {1 / RANK_ONE:g}",
             ),
         ]
+
+
+def _on_the_plane(path: Path) -> bool | None:
+    if path.status == "blew up":
+        return False
+    q = direction(path.draw)
+    return falls(off_the_plane(path.path[-1], q), off_the_plane(earlier(path), q), SMALL)
 
 
 def off_the_plane(entry: Array, q: Array) -> float:

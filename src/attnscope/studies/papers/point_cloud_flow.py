@@ -75,9 +75,13 @@ class CloudCell(CloudConfig, Cell):
 
 
 class PointCloudFlow(PaperFigure):
+    """A normalising flow of invertible attention on sets of points, against the best Gaussian."""
+
     name = "point_cloud_flow"
     paper = "chen19"
     figure = "a normalising flow on point clouds"
+    topic = "talk"
+    seconds = (10, 100)
     Config = CloudConfig
     fast = CloudConfig(n=4, blocks=6, steps=50, batch=48, held=96, fitted=4000)
     tables: ClassVar[dict[str, type]] = {"results": Likelihood, "rivals": Rival, "sets": Sets}

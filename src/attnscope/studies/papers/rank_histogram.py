@@ -78,9 +78,13 @@ class RankCell(Cell):
 
 
 class RankHistogram(PaperFigure):
+    """The rank of the limit covariance when keys are minus queries of rank d/2."""
+
     name = "rank_histogram"
     paper = "castin25"
     figure = "rank histograms"
+    topic = "dynamics"
+    seconds = (20, 1000)
     Config = RankConfig
     fast = RankConfig(runs=5)
     tables: ClassVar[dict[str, type]] = {"results": Limit}

@@ -63,9 +63,13 @@ class SphereCell(Cell):
 
 
 class SphereClustering(PaperFigure):
+    """Tokens on the sphere gather in clusters that become fewer with depth."""
+
     name = "sphere_clustering"
     paper = "geshkovski25"
     figure = "clusters on the sphere"
+    topic = "dynamics"
+    seconds = (5, 30)
     Config = SphereConfig
     fast = SphereConfig(n=24, betas=(1.0, 9.0), end=30.0, frames=30)
     tables: ClassVar[dict[str, type]] = {"results": Moment}

@@ -13,15 +13,18 @@ from attnscope.attention import Attention
 from attnscope.studies.papers._covariances import (
     GridConfig,
     GridFigure,
+    Path,
+    by_draw,
     draw_in_cone,
     earlier,
+    first_draw,
     normal,
     panels,
     single,
     trace,
     two_heads,
 )
-from attnscope.studies.papers._figure import between, drawn, every, falls
+from attnscope.studies.papers._figure import between, drawn, falls
 from attnscope.studies.study import Verdict
 from attnscope.studies.table import Table
 
@@ -30,14 +33,18 @@ SMALL = 1e-2
 
 @dataclass(frozen=True)
 class ToZeroConfig(GridConfig):
-    end: float = 1e4
+    end: float = 1e6
 
 
 class ToZero(GridFigure):
+    """Keys that are minus the queries: covariances shrink to zero."""
+
     name = "to_zero"
     figure = "convergence to zero"
+    topic = "dynamics"
+    seconds = (8, 200)
     Config = ToZeroConfig
-    fast = ToZeroConfig(points=4)
+    fast = ToZeroConfig(points=2, draws=6)
 
     def attentions(self, config: Any) -> dict[str, Attention]:
         """Q uniform, K = -Q, V = R R^T; two heads take one row of each."""
@@ -48,26 +55,28 @@ class ToZero(GridFigure):
         return {**single(q, -q, v), "two heads": two_heads(q, -q, v)}
 
     def figures(self, table: Table) -> dict[str, Any]:
-        shown = {name: [row.path for row in rows] for name, rows in panels(table).items()}
+        shown = {name: [row.path for row in rows] for name, rows in first_draw(table).items()}
         return {self.name: draw_in_cone(shown, "$K = -Q$, $V = RR^T$: to zero")}
 
     def verdicts(self, table: Table) -> list[Verdict]:
         made = []
         for name, rows in panels(table).items():
             ends = [float(trace(row.path[-1])) for row in rows]
-            before = [float(trace(earlier(row))) for row in rows]
-            holds = every(
-                False if row.status == "blew up" else falls(end, was, SMALL)
-                for row, end, was in zip(rows, ends, before, strict=True)
-            )
+            holds, counted = by_draw(rows, _to_zero)
             why = f"a trace below {SMALL:g} of its start counts as zero; above, it must still fall"
             made.append(
                 Verdict(
                     f"{name}: every covariance goes to 0",
                     "all do",
-                    f"traces {between(ends)} at t = {table.config.end:g}, {len(rows)} starts",
+                    f"{counted}; traces {between(ends)} at t = {table.config.end:g}",
                     holds,
                     why,
                 )
             )
         return made
+
+
+def _to_zero(row: Path) -> bool | None:
+    if row.status == "blew up":
+        return False
+    return falls(float(trace(row.path[-1])), float(trace(earlier(row))), SMALL)

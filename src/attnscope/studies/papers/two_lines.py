@@ -27,8 +27,12 @@ ON_THE_LINES = 1e-2
 
 
 class TwoLines(DrawsFigure):
+    """Indefinite scores: where covariances stay bounded, they end with rank one."""
+
     name = "two_lines"
     figure = "convergence to two lines"
+    topic = "dynamics"
+    seconds = (10, 100)
     Config = DrawsConfig
     fast = DrawsConfig(draws=12, points=6)
 

@@ -1,0 +1,200 @@
+"""Hugging Face image classifiers as `certify` needs them: pixels in [0, 1] to logits, the norms of
+A, and a twin with A set to 0.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnscope.bounds import NoBound
+from attnscope.certification.branches import logits_of
+from attnscope.certification.reading import taken_apart
+from attnscope.layers import Normalise, ResidualAttention, SelfAttention
+from attnscope.nets import Transformer, load
+from attnscope.validation import described, parsed
+
+NOTHING = 1e-12
+"""Norms of A below this are rounding."""
+DESCRIPTION, PREPROCESSING = "config.json", "preprocessor_config.json"
+
+
+@final
+@dataclass(frozen=True)
+class ForeignConfig:
+    """What tables say of a network."""
+
+    image: tuple[int, int, int]
+    outputs: int
+    attention: str
+    heads: int
+    depth: int
+    code: str = ""
+    """A hash of the user's code that built it: weights alone do not say what is computed."""
+
+
+@final
+class Foreign(nn.Module):
+    """A classifier of Hugging Face with the normalisation of its pixels in front, or one that a
+    user's own function built.
+    """
+
+    def __init__(self, network: nn.Module, config: ForeignConfig) -> None:
+        super().__init__()
+        self.network, self.config = network, config
+
+    def forward(self, x: Tensor) -> Tensor:
+        return logits_of(self.network(x))
+
+    @property
+    def attentions(self) -> list[SelfAttention | ResidualAttention]:
+        """The attention layers as `certify` reads them, first to last; they share the weights. None
+        of a network that it does not read, which can be smoothed all the same.
+        """
+        try:
+            layers = [node.link.layer for node in taken_apart(self.network).nodes if node.link]
+        except (NoBound, ValueError):
+            return []
+        return [layer for layer in layers if isinstance(layer, SelfAttention | ResidualAttention)]
+
+    def attention_norms(self) -> list[Float[Tensor, " h"]]:
+        return [layer.content_norms() for layer in self.attentions]
+
+    def with_content_off(self) -> Foreign | None:
+        """A copy whose queries are 0, so that no score depends on what tokens say; None where there
+        are queries of another kind.
+        """
+        twin = copy.deepcopy(self)
+        with torch.no_grad():
+            for name, part in twin.named_parameters():
+                if ".q_proj." in name:
+                    part.zero_()
+            for module in twin.modules():
+                if isinstance(module, ResidualAttention):
+                    module.without_content()
+                elif isinstance(module, nn.MultiheadAttention):
+                    for held in (module.in_proj_weight, module.in_proj_bias):
+                        if held is not None:  # queries come first, then keys and values
+                            held[: module.embed_dim].zero_()
+        left = twin.attention_norms()
+        return twin if all(float(norm.max()) < NOTHING for norm in left) else None
+
+
+def open_network(folder: str) -> Transformer | Foreign:
+    """The network in a folder: one of ours, or a Hugging Face classifier by its safetensors."""
+    return _hugging_face(folder) if is_foreign(folder) else load(folder)
+
+
+def certifiable(network: nn.Module) -> nn.Module:
+    """What `certify` takes apart."""
+    return network.network if isinstance(network, Foreign) else network
+
+
+def is_foreign(folder: str) -> bool:
+    try:
+        told = parsed((Path(folder) / DESCRIPTION).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(told, dict) and "model_type" in told
+
+
+def _hugging_face(folder: str) -> Foreign:
+    try:
+        from transformers import AutoModelForImageClassification
+    except ImportError as error:
+        raise ValueError(
+            f"{folder!r} is a Hugging Face model: pip install 'attnscope[hf]' to read it."
+        ) from error
+    try:
+        model: Any
+        model, loaded = AutoModelForImageClassification.from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no image classifier can be read from {folder!r}: {error}") from error
+    missing = sorted(loaded["missing_keys"]) + sorted(map(str, loaded["mismatched_keys"]))
+    if missing:
+        raise ValueError(
+            f"no image classifier can be read from {folder!r}: its file lacks {missing[0]} and"
+            f" {len(missing) - 1} other weights, which would be random. Save the classifier itself."
+        )
+    processing, told = _processing(Path(folder)), model.config
+    config = ForeignConfig(
+        (told.num_channels, *_size(told, processing)),
+        told.num_labels,
+        told.model_type,
+        getattr(told, "num_attention_heads", 0),
+        getattr(told, "num_hidden_layers", 0),
+    )
+    mean, deviation = _normalisation(processing, told.num_channels)
+    return Foreign(nn.Sequential(Normalise(mean, deviation), model).eval(), config)
+
+
+def _processing(folder: Path) -> dict[str, Any]:
+    """What the image processor beside the model does to pixels."""
+    try:
+        told = parsed((folder / PREPROCESSING).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{str(folder)!r} has no {PREPROCESSING} that can be read ({error}): nothing says how"
+            " pixels are normalised. Copy it from where the model is from."
+        ) from error
+    if not isinstance(told, dict):
+        raise ValueError(f"{PREPROCESSING} must hold names and values, got {described(told)}.")
+    return told
+
+
+def _size(config: Any, processing: dict[str, Any]) -> tuple[int, int]:
+    """Height and width that the model reads: its own, or what its images are cut to."""
+    for size in (getattr(config, "image_size", None), processing.get("crop_size")):
+        if isinstance(size, dict):
+            size = (size.get("height"), size.get("width"))
+        pair = (size, size) if isinstance(size, int) else size
+        if isinstance(pair, list | tuple) and [type(side) for side in pair] == [int, int]:
+            return pair[0], pair[1]
+    raise ValueError(
+        f"nothing says which images a {config.model_type} model reads: neither image_size in"
+        f" {DESCRIPTION} nor crop_size in {PREPROCESSING}."
+    )
+
+
+def _normalisation(
+    told: dict[str, Any], channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel; only pixels that are brought to [0, 1] first."""
+    factor = told.get("rescale_factor", 1 / 255)
+    plain = told.get("do_rescale", True) and not told.get("rescale_offset", False)
+    if not plain or not isinstance(factor, float) or abs(255 * factor - 1) > 1e-6:
+        raise ValueError(
+            f"{PREPROCESSING} must bring pixels to [0, 1], with do_rescale and a rescale_factor of"
+            f" 1/255, got do_rescale {told.get('do_rescale', True)!r}, rescale_factor {factor!r},"
+            f" rescale_offset {told.get('rescale_offset', False)!r}."
+        )
+    if not told.get("do_normalize", True):
+        return (0.0,) * channels, (1.0,) * channels
+    mean, deviation = told.get("image_mean"), told.get("image_std")
+    for values in (mean, deviation):
+        if not isinstance(values, list) or not all(type(one) in (int, float) for one in values):
+            raise ValueError(
+                f"image_mean and image_std must be numbers in {PREPROCESSING}, one for each"
+                f" channel, got {described(mean)} and {described(deviation)}."
+            )
+        if len(values) != channels:
+            raise ValueError(
+                f"{PREPROCESSING} normalises {len(values)} channels, the model reads {channels}."
+            )
+    assert isinstance(mean, list)
+    assert isinstance(deviation, list)
+    if not all(one > 0 for one in deviation):
+        raise ValueError(f"image_std must be above 0 in {PREPROCESSING}, got {deviation}.")
+    return tuple(mean), tuple(deviation)

@@ -1,0 +1,73 @@
+"""Ladders of lengths: how they are cut, how vectors follow their tokens, and rows that are those of
+each length alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_measure_study import tiny
+
+from attnscope.studies import Workbench
+from attnscope.studies.measure import Measure, MeasureConfig, measure
+from attnscope.studies.measure.ladder import aligned, ladders
+
+
+def test_ladders_have_eight_rungs_of_the_same_heads() -> None:
+    lengths = list(range(2, 24, 2))
+    heads = {n: (0, 1) if n == 22 else () for n in lengths}
+    cut = list(ladders(lengths, heads, climb=True))
+    assert cut == [(2, 4, 6, 8, 10, 12, 14, 16), (18, 20), (22,)]
+    assert list(ladders(lengths, heads, climb=False)) == [(n,) for n in lengths]
+
+
+@pytest.mark.parametrize(("m", "n"), [(6, 8), (8, 6), (5, 5)])
+def test_vectors_follow_their_tokens(m: int, n: int) -> None:
+    """Token t of the text carries the number t + 1: wherever it is at the new length, it is t's."""
+    first, samples = 1, 4
+    numbers = torch.arange((first + samples) * max(m, n)).double() + 1
+    old = torch.stack([numbers[s * m : (s + 1) * m] for s in range(first, first + samples)])
+    moved = aligned(old[None, ..., None], m, n, first)[0, ..., 0]
+    for row, s in zip(moved, range(first, first + samples), strict=True):
+        here = numbers[s * n : (s + 1) * n]
+        shared = torch.isin(here, old[s - first])
+        expected = here * shared if 2 * shared.sum() >= n else 0 * here
+        assert torch.equal(row, expected)
+
+
+def test_rows_of_a_ladder_are_those_of_each_length() -> None:
+    model, ids = tiny("gpt2"), torch.arange(200).remainder(30)
+    options: dict[str, Any] = {
+        "samples": 2, "heads": "all", "bounds": False, "failure_probability": None, "tol": 1e-7,
+    }  # fmt: skip
+    lengths = [5, 6, 7]
+    together = measure(model, ids, lengths, **options).rows
+    alone = [row for n in lengths for row in measure(model, ids, [n], **options).rows]
+
+    def names(row: Any) -> tuple[Any, ...]:
+        return row.n, row.layer, row.head, row.sequence, row.start
+
+    assert [names(row) for row in together] == [names(row) for row in alone]
+    for one, other in zip(together, alone, strict=True):
+        assert one.lower == pytest.approx(other.lower, rel=1e-5)
+    assert [row.pairs for row in together] != [row.pairs for row in alone]
+
+
+def test_brackets_stand_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell of upper bounds has one length: a warm start would gain nothing there."""
+    workbench = Workbench()
+    ids = torch.arange(200).remainder(30)
+    model = tiny("gpt2")
+    workbench.put(("model", "tiny", "cpu", "float32"), model)
+    workbench.put(("ids", "tiny", "ids"), ids)
+    monkeypatch.setattr(model, "name", "tiny", raising=False)
+    for chance, rungs in ((1e-6, [1, 1, 1]), (None, [3])):
+        config = MeasureConfig(
+            "tiny", "ids", lengths=(3, 4, 5), samples=2, heads="none", bounds=False,
+            failure_probability=chance,
+        )  # fmt: skip
+        cells = list(Measure().cells(config, workbench))
+        assert [len(cell.rungs) for cell in cells] == rungs
+        assert sum(cell.failure_probability for cell in cells) == pytest.approx(chance or 0.0)

@@ -1,0 +1,70 @@
+"""One signal ends the work after its step; a step without an end is ended all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from attnscope.studies import stop as stopping
+from attnscope.studies.stop import Stop
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_and_the_second_ends(number: int) -> None:
+    said: list[str] = []
+    stop = Stop(said.append)
+    with stop.listening():
+        os.kill(os.getpid(), number)
+        assert stop.asked
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+    assert stop.exit_code == 128 + number
+    assert len(said) == 1
+
+
+def test_a_step_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "PATIENCE", 0.05)
+    stop = Stop()
+    with stop.listening():
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(30)
+    assert stop.exit_code == 143
+
+
+def test_nothing_rings_after_a_step_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "PATIENCE", 0.05)
+    before = [signal.getsignal(number) for number in stopping.HEARD]
+    stop = Stop()
+    with stop.listening():
+        os.kill(os.getpid(), signal.SIGTERM)
+        stop.step_ended()
+        time.sleep(0.1)
+    assert [signal.getsignal(number) for number in stopping.HEARD] == before
+
+
+class _Slow:
+    """Its finaliser takes longer than anybody waits."""
+
+    def __del__(self) -> None:
+        time.sleep(0.2)
+
+
+def test_an_interrupt_that_python_cannot_raise_comes_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stopping, "PATIENCE", 0.05)
+
+    def work() -> None:
+        _Slow()  # gone at once; the interrupt in its finaliser is lost
+        time.sleep(30)
+
+    stop = Stop()
+    with stop.listening():
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            work()
+    assert "Traceback" not in capfd.readouterr().err

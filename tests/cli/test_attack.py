@@ -16,7 +16,6 @@ import torch
 
 from attnscope import Heads, Particles, Softmax, attacks, jacobian, spectral_norm
 from attnscope.cli import main
-from attnscope.studies import drawing
 from attnscope.studies.attack import searches
 
 SMALL = ["--tokens", "4", "--dim", "2", "--starts", "3", "--steps", "3"]
@@ -115,6 +114,7 @@ def test_each_attack_alone(options: list[str]) -> None:
         assert kept["worst"]["bound"]["name"] == "K3"
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_layer_and_a_head_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -192,10 +192,10 @@ def test_a_mistake_is_one_sentence_and_exit_code_two(
     assert sorted(path.name for path in Path().iterdir()) == ["empty.npy", "wide.npy"]
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_results_of_other_options_are_not_replaced_unless_asked(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drawing, "available", lambda: False)
     assert run(*SMALL, "--only", "worst") == 0
     assert run(*SMALL, "--only", "worst") == 0
     assert "1 cells were there already" in capsys.readouterr().out
@@ -206,6 +206,7 @@ def test_results_of_other_options_are_not_replaced_unless_asked(
     assert not (Path("attack-softmax") / "worst.npz").exists()
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_changed_matrix_file_is_another_run(capsys: pytest.CaptureFixture[str]) -> None:
     for scores, code in ((np.eye(2), 0), (np.eye(2), 0), (2 * np.eye(2), 2)):
         np.save("a.npy", scores)
@@ -227,6 +228,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, number: in
     monkeypatch.setattr(place, name, interrupted)
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_ctrl_c_keeps_what_was_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -238,10 +240,10 @@ def test_ctrl_c_keeps_what_was_found(
     assert "kept" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_same_command_goes_on_after_sigterm(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(drawing, "available", lambda: False)  # pictures take their time
     options = [*SMALL, "--lengths", "2,4", "--radii", "0.5,1", "--seed", "3"]
     assert run(*options, "--out", "whole") == 0
     third = {"n": 4, "radius": 0.5}

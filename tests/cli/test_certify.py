@@ -23,7 +23,6 @@ import torch
 from attnscope.cli import main
 from attnscope.cli.certify import parsed_eps
 from attnscope.nets import Config, Transformer, load, save
-from attnscope.studies import drawing
 from attnscope.studies.certify import CertifyConfig, evaluation, study
 from attnscope.studies.certify.rows import NetworkRow
 from attnscope.studies.certify.summary import on_the_control
@@ -53,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = partial(CertifyConfig, bisections=1, shard=4, nearest=2, layers=(1,))
+    small = partial(CertifyConfig, bisections=1, shard=4, nearest=2, layers=(1,), explained=0)
     monkeypatch.setattr(command, "CertifyConfig", small)
     monkeypatch.setattr(study, "LAYER_EPS", (0.1, 1.0))
 
@@ -112,7 +111,7 @@ def test_a_whole_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     ]
     assert any(line[:2] == ["77/255", "this"] for line in lines)
     assert any(line[:3] == ["A", "set", "to"] for line in lines)
-    assert sum(line[:2] == ["no", "attention"] for line in lines) == 2
+    assert sum(line[:2] == ["the", "control"] for line in lines) == 2
     told = f"head by head: {float(norms[0][0]):.3g}, {float(norms[0][1]):.3g}"
     assert told in " ".join(printed.split())
     assert "Nothing says how long" in printed
@@ -144,6 +143,7 @@ def test_a_control_with_another_budget_is_said() -> None:
     assert "No control" in on_the_control([ours])
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_network_in_the_package_is_the_default(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,9 +162,10 @@ def test_the_network_in_the_package_is_the_default(
     assert run("certify", *options) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out
     assert "2 images of digits" in printed
-    assert "no attention" in printed
+    assert "the control" in printed
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_attention_that_died_is_said_to_be_dead(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,8 +258,8 @@ def test_checkpoints_that_cannot_be_certified(
     refused(tmp_path / "nan", "NaN")
     save(Transformer(Config.language(5, 4, **SMALL)), tmp_path / "language")
     refused(tmp_path / "language", "language model")
-    save(Transformer(Config.vit((1, 4, 4), 3, 2, norm="layer", **SMALL)), tmp_path / "norm")
-    refused(tmp_path / "norm", "bound")
+    save(Transformer(Config.vit((1, 4, 4), 3, 2, attention="linear", **SMALL)), tmp_path / "linear")
+    refused(tmp_path / "linear", "bound")
     save(Transformer(Config.vit((1, 4, 4), 3, 2, **SMALL)), tmp_path / "silent")
     assert run("certify", tmp_path / "silent", "--out", tmp_path / "out") == 2
     assert "Pass --data" in capsys.readouterr().err
@@ -278,6 +279,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int, number: int) -> lis
     return ran
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_ctrl_c_keeps_what_was_certified(
     folder: Path,
     tmp_path: Path,
@@ -299,13 +301,13 @@ def test_ctrl_c_keeps_what_was_certified(
     assert "kept" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_same_command_goes_on_after_sigterm(
     folder: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(drawing, "available", lambda: False)  # pictures take their time
 
     def certificates(out: Path) -> list[dict[str, Any]]:
         rows = [json.loads(line) for line in (out / "certificates.jsonl").read_text().splitlines()]
@@ -350,6 +352,7 @@ def test_names_with_markup_are_names(
     assert "there is no data set '[/b].npz'" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_broken_certificate_is_an_alarm(
     folder: Path,
     tmp_path: Path,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from attnscope.cli import main
-from attnscope.studies import Workbench, drawing
+from attnscope.studies import Workbench
 from attnscope.studies.matrices import MATRICES, named_matrix
 
 SMALL = ["--frames", "4", "--particles", "6"]
@@ -65,7 +65,15 @@ def test_a_particle_flow_leaves_data_picture_and_animation(
     assert Path("results/flow.png").read_bytes().startswith(b"\x89PNG")
     assert Path("results/flow.gif").read_bytes().startswith(b"GIF8")
     assert {path.name for path in Path("results").iterdir()} == {
-        *("flow.gif", "flow.npz", "flow.png", "flow.svg", "run.json", "results.sqlite"),
+        *(
+            "flow.gif",
+            "flow.npz",
+            "flow.png",
+            "flow.svg",
+            "run.json",
+            "results.sqlite",
+            "report.html",
+        ),
         *(f"{kind}.{form}" for kind in ("results", "clouds") for form in ("csv", "jsonl")),
     }
     record = json.loads(Path("results/run.json").read_text())
@@ -92,6 +100,7 @@ def test_a_gaussian_that_blows_up_says_when(capsys: pytest.CaptureFixture[str]) 
     assert "2 -> 1" in printed
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_matrices_and_gains_come_from_files() -> None:
     np.save("a.npy", np.zeros((2, 2)))
     np.save("v.npy", np.diag([1.0, 2.0]))
@@ -175,13 +184,7 @@ def test_a_file_that_is_no_matrix_is_one_sentence(capsys: pytest.CaptureFixture[
     assert not Path("results").exists()
 
 
-@pytest.fixture
-def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that are not about them."""
-    monkeypatch.setattr(drawing, "available", lambda: False)
-
-
-@pytest.mark.usefixtures("_no_pictures")
+@pytest.mark.usefixtures("without_pictures")
 def test_the_same_command_again_goes_on_and_other_options_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -197,7 +200,7 @@ def test_the_same_command_again_goes_on_and_other_options_are_refused(
     assert loaded("flow-softmax/flow.npz")["times"][-1] == pytest.approx(0.2)
 
 
-@pytest.mark.usefixtures("_no_pictures")
+@pytest.mark.usefixtures("without_pictures")
 def test_a_matrix_that_changed_is_another_flow(capsys: pytest.CaptureFixture[str]) -> None:
     for scale, code in ((1.0, 0), (2.0, 2)):
         np.save("a.npy", scale * np.eye(2))
@@ -205,10 +208,8 @@ def test_a_matrix_that_changed_is_another_flow(capsys: pytest.CaptureFixture[str
     assert "--overwrite" in capsys.readouterr().err
 
 
-def test_without_matplotlib_the_data_are_kept(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(drawing, "available", lambda: False)
+@pytest.mark.usefixtures("without_pictures")
+def test_without_matplotlib_the_data_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*SMALL, "--time", "0.1", "--out", "bare") == 0
     assert "attnscope[plot]" in capsys.readouterr().out
     assert loaded("bare/flow.npz")["x"].shape == (5, 6, 2)
@@ -224,7 +225,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_computing(
     assert "file/results" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("_no_pictures")
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
 )

@@ -16,7 +16,6 @@ import torch
 from attnscope import Heads, Softmax
 from attnscope.cli import main
 from attnscope.nets.invertible import Invertible
-from attnscope.studies import drawing
 
 SMALL = ["--layers", "2", "--tokens", "5", "--dim", "4"]
 
@@ -61,7 +60,15 @@ def test_a_round_trip_leaves_its_errors_bounds_and_picture(
     assert data["iterations"].tolist() == list(range(1, len(data["error"]) + 1))
     assert Path("trip/invert.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in Path("trip").iterdir()} == {
-        *("invert.npz", "invert.png", "invert.svg", "network.npz", "run.json", "results.sqlite"),
+        *(
+            "invert.npz",
+            "invert.png",
+            "invert.svg",
+            "network.npz",
+            "run.json",
+            "results.sqlite",
+            "report.html",
+        ),
         *(
             f"{kind}.{form}"
             for kind in ("results", "layers", "tokens", "network")
@@ -74,12 +81,14 @@ def test_a_round_trip_leaves_its_errors_bounds_and_picture(
     assert json.loads(Path("trip/run.json").read_text())["finished"] is True
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_table_says_when_it_did_not_converge(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*SMALL, "--most", "2") == 0
     assert "not converged" in capsys.readouterr().out
     assert len(loaded("invert/invert.npz")["error"]) == 2
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_float32_stays_float32() -> None:
     assert run(*SMALL, "--dtype", "float32") == 0
     data = loaded("invert/invert.npz")
@@ -87,6 +96,7 @@ def test_float32_stays_float32() -> None:
     assert 0 < data["error"][-1] < 1e-4
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_stack_comes_from_its_file() -> None:
     eye = torch.eye(3, dtype=torch.float64)
     net = Invertible([Softmax(Heads.from_matrices(eye, eye))] * 2, tokens=6, radius=0.5)
@@ -100,6 +110,7 @@ def test_a_stack_comes_from_its_file() -> None:
     assert np.array_equal(loaded("again/invert.npz")["y"], data["y"])
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_same_seed_gives_the_same_trip() -> None:
     for seed, out in (("1", "a"), ("1", "b"), ("2", "c")):
         assert run(*SMALL, "--seed", seed, "--out", out, "--most", "1") == 0
@@ -155,6 +166,7 @@ def test_a_ball_larger_than_that_of_the_file_is_refused(capsys: pytest.CaptureFi
     assert "radius must be at most that of the stack, 1, got 3" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_results_are_not_replaced_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*SMALL, "--most", "1") == 0
     assert run(*SMALL) == 2
@@ -163,13 +175,7 @@ def test_results_are_not_replaced_unless_asked(capsys: pytest.CaptureFixture[str
     assert len(loaded("invert/invert.npz")["error"]) == 2
 
 
-@pytest.fixture
-def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that are not about them."""
-    monkeypatch.setattr(drawing, "available", lambda: False)
-
-
-@pytest.mark.usefixtures("_no_pictures")
+@pytest.mark.usefixtures("without_pictures")
 def test_the_same_command_again_computes_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,17 +187,15 @@ def test_the_same_command_again_computes_nothing(
     assert all(np.array_equal(loaded("invert/invert.npz")[name], first[name]) for name in first)
 
 
-def test_without_matplotlib_the_data_are_kept(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(drawing, "available", lambda: False)
+@pytest.mark.usefixtures("without_pictures")
+def test_without_matplotlib_the_data_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*SMALL, "--most", "2") == 0
     assert "attnscope[plot]" in capsys.readouterr().out
     assert len(loaded("invert/invert.npz")["error"]) == 2
     assert not {path.suffix for path in Path("invert").iterdir()} & {".png", ".svg"}
 
 
-@pytest.mark.usefixtures("_no_pictures")
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
 )

@@ -18,7 +18,7 @@ import torch
 from attnscope.cli import main
 from attnscope.cli.measure import numbers
 from attnscope.models import ModelNotice, load
-from attnscope.studies import Table, drawing
+from attnscope.studies import Table
 from attnscope.studies.measure import BoundRow, Measure
 
 transformers = pytest.importorskip("transformers")
@@ -191,6 +191,7 @@ def test_no_such_model(
     assert "empty" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_ctrl_c_keeps_the_rows(
     folder: Path,
     tmp_path: Path,
@@ -223,6 +224,7 @@ def test_ctrl_c_keeps_the_rows(
     ] == [["0", "2"], ["1", "2"]]
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_same_command_goes_on_after_sigterm(
     folder: Path,
     tmp_path: Path,
@@ -233,7 +235,6 @@ def test_the_same_command_goes_on_after_sigterm(
         base: list[object] = ["measure", folder, "--text", folder / "text.txt", "--samples", 2]
         return [*base, "--lengths", "2:9:3", "--certify", 1e-3, "--out", tmp_path / out]
 
-    monkeypatch.setattr(drawing, "available", lambda: False)
     assert run(*command("whole")) == 0
     with monkeypatch.context() as patched:
         stop_after(patched, 3, signal.SIGTERM)
@@ -253,6 +254,7 @@ def test_the_same_command_goes_on_after_sigterm(
         assert (tmp_path / "stopped" / name).read_bytes() == whole
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_stop_between_layers_shows_the_length_of_each(
     folder: Path,
     tmp_path: Path,
@@ -305,6 +307,7 @@ def unknown(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("part", ["attention", "block"])
+@pytest.mark.usefixtures("without_pictures")
 def test_an_unknown_architecture(
     unknown: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str
 ) -> None:
@@ -331,8 +334,10 @@ def test_an_unknown_architecture(
     assert "Note: the architecture" in printed
     assert "without heads or bounds" in printed
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    single = range(2) if part == "attention" else ()
     assert {(row["layer"], row["n"], row["head"]) for row in rows} == {
-        (layer, n, None) for layer in range(3) for n in (3, 5)
+        *((layer, n, None) for layer in range(3) for n in (3, 5)),
+        *((layer, 5, head) for layer in range(3) for head in single),
     }
     with pytest.warns(ModelNotice):
         model = load(str(unknown), dtype=torch.float64)
@@ -341,14 +346,13 @@ def test_an_unknown_architecture(
         ids = words[row["start"] : row["start"] + row["n"]]
         read, x = model.tokens(ids, row["layer"]), model.tokens(ids, row["layer"], part)
         size = x.numel()
-        dense = torch.autograd.functional.jacobian(model.function(row["layer"], part), x).reshape(
-            size, size
-        )
+        own = model.function(row["layer"], part, row["head"])
+        dense = torch.autograd.functional.jacobian(own, x).reshape(size, size)
         assert row["lower"] == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=5e-6)
         assert row["radius"] == pytest.approx(float(read.norm() / row["n"] ** 0.5), rel=1e-5)
-    assert run(*command, "--overwrite", "--heads", "all") == 2
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_angles_that_depend_on_the_length(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -387,14 +391,16 @@ def test_angles_that_depend_on_the_length(
         )
         == 0
     ), capsys.readouterr().err
-    assert "left out" in capsys.readouterr().out
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-    assert len(rows) == 8
+    assert len([row for row in rows if row["head"] is None]) == 8
+    bounds = json.loads((out / "bounds.json").read_text())
+    assert {(bound["layer"], bound["name"]) for bound in bounds} >= {(0, "TB"), (1, "TB")}
     model = load(str(place))
     ids = model.encode((folder / "text.txt").read_text())[:5]
     x = model.tokens(ids, 1)
     dense = torch.autograd.functional.jacobian(model.function(1), x).reshape(x.numel(), x.numel())
-    (row,) = [row for row in rows if (row["layer"], row["n"], row["sequence"]) == (1, 5, 0)]
+    place_of = ("layer", "n", "sequence", "head")
+    (row,) = [row for row in rows if tuple(map(row.get, place_of)) == (1, 5, 0, None)]
     assert row["lower"] == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=2e-5)
 
 
@@ -427,6 +433,7 @@ def test_an_infinite_bound_is_null() -> None:
     assert record[0]["layer"] == 3
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_the_table_fits_a_narrow_terminal(
     folder: Path,
     tmp_path: Path,
@@ -498,6 +505,7 @@ def test_numbers() -> None:
     assert numbers("--layers", "0:3") == [0, 1, 2]
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_ids_from_a_file_stand_for_a_text(
     tmp_path: Path,
     folder: Path,

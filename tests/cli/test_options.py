@@ -60,6 +60,7 @@ def test_a_device_that_cannot_compute_is_refused(
         ("half_width", float("inf"), "--half-width must be a finite number"),
         ("particles", 10**30, "--particles must be a whole number up to"),
         ("out", "a\0b", "zero bytes"),
+        ("out", "x/" * 900, "must not lie more than 200 folders deep, got 900"),
     ],
 )
 def test_values_that_no_command_can_use(name: str, value: object, words: str) -> None:

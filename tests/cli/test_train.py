@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +12,7 @@ import torch
 
 from attnscope import nets
 from attnscope.cli import main
+from attnscope.training.training import Seen, Training
 
 SMALL = [
     "--dim",
@@ -63,7 +60,9 @@ def test_train_leaves_a_network_its_control_and_a_log(
     assert "certified at 0.1 (proved)" in shown
     assert "norm of A" in shown
     assert len(nets.load(out).attentions) == 1
-    assert nets.load(out / "control").attentions == []
+    control = nets.load(out / "control")
+    assert len(control.attentions) == 1
+    assert control.attention_norms()[0].tolist() == [0.0, 0.0]
     notes = nets.describe(out)["notes"]
     assert notes["data"] == stripes
     assert notes["held_out"]["clean"] > 0.8
@@ -157,31 +156,27 @@ def test_mistakes_are_one_sentence(
     assert not (tmp_path / "net" / "config.json").exists()
 
 
-def test_ctrl_c_keeps_a_checkpoint_that_resume_takes_up(stripes: str, tmp_path: Path) -> None:
-    out = tmp_path / "net"
-    options = ["train", "--data", stripes, *SMALL, "--steps", "150", "--out", str(out)]
-    program = [
-        sys.executable,
-        "-c",
-        "import sys; from attnscope.cli import main; main(sys.argv[1:])",
-    ]
-    running = subprocess.Popen(
-        [*program, *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-    deadline = time.monotonic() + 120
-    while not (out / "log.jsonl").exists() or not (out / "log.jsonl").read_text():
-        assert running.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    running.send_signal(signal.SIGINT)
-    output = running.communicate(timeout=120)[0].decode()
-    assert running.returncode == 130, output
-    assert "--resume" in output
+def test_ctrl_c_keeps_a_checkpoint_that_resume_takes_up(
+    stripes: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, whole = tmp_path / "net", Training.advance
+    options = ["--data", stripes, *SMALL, "--steps", "30", "--out", str(out)]
+
+    def pressed(training: Training) -> Seen:
+        if training.step == 20:
+            signal.raise_signal(signal.SIGINT)
+        return whole(training)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Training, "advance", pressed)
+        assert run(*options) == 130
+    assert "--resume" in capsys.readouterr().out
     assert (out / "training.safetensors").exists()
-    assert run(*options[1:], "--resume") == 0
-    assert run(*options[1:-1], str(tmp_path / "whole")) == 0
+    assert json.loads((out / "log.jsonl").read_text().splitlines()[-1])["step"] == 21
+    assert run(*options, "--resume") == 0
+    assert run(*options[:-1], str(tmp_path / "whole")) == 0
     one, other = (nets.load(folder).state_dict() for folder in (out, tmp_path / "whole"))
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import os
-import pkgutil
 import sys
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from attnscope.cli._options import checked
+from attnscope.cli._lazy import MARKUP, Commands
+from attnscope.machine import is_out_of_memory, limit_memory
 
 LONGEST = 1000
 """Characters of a sentence about a mistake; of a longer one the middle is left out."""
-OUT_OF_MEMORY = ("allocate memory", "out of memory", "Storage size calculation overflowed")
-"""How torch says that there is not enough memory."""
 
 app = typer.Typer(
+    cls=Commands,
     name="attnscope",
     help=(
         "Measure how smooth attention is, certify how far its output can move, watch how its tokens"
@@ -28,7 +26,7 @@ app = typer.Typer(
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=MARKUP,
 )
 
 
@@ -52,12 +50,6 @@ def _options(
     """
 
 
-for _info in sorted(pkgutil.iter_modules(__path__), key=lambda info: info.name):
-    if not _info.name.startswith("_"):
-        _module = importlib.import_module(f"{__name__}.{_info.name}")
-        app.command(name=_info.name)(checked(_module.command))
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line. A user's mistake is one sentence and exit code 2, never a traceback."""
     _prepare()
@@ -70,9 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, OSError, ImportError, OverflowError) as mistake:
         _refuse(str(mistake) or type(mistake).__name__)
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and not any(
-            words in str(error) for words in OUT_OF_MEMORY
-        ):
+        if not is_out_of_memory(error):
             raise
         _refuse(
             "this needs more memory than there is: ask for less at once, such as fewer or shorter"
@@ -97,10 +87,4 @@ def _prepare() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        if soft == resource.RLIM_INFINITY or soft > machine:
-            resource.setrlimit(resource.RLIMIT_DATA, (machine, hard))
+    limit_memory()

@@ -12,13 +12,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 LARGEST = 2**31 - 1
 """Whole numbers other than seeds; no machine holds more of anything that is counted here."""
 LARGEST_SEED = 2**32 - 1
 """Every generator takes seeds up to here."""
 THREADS_PER_CORE = 4
+MOST_FOLDERS = 200
+"""In which a path may be nested."""
 MOST_NUMBERS = 100_000
 """That an option such as --lengths may list."""
 
@@ -44,6 +44,11 @@ def check(options: Mapping[str, Any]) -> None:
             raise ValueError(f"{said} must be a finite number, got {value}.")
         if isinstance(value, str) and "\0" in value:
             raise ValueError(f"{said} must be text without zero bytes, got {value!r}.")
+        if isinstance(value, str) and value.count("/") > MOST_FOLDERS:
+            raise ValueError(
+                f"{said} must not lie more than {MOST_FOLDERS} folders deep, got"
+                f" {value.count('/')}."
+            )
         if isinstance(value, int) and not isinstance(value, bool):
             _check_whole(name, said, value)
     if options.get("device") is not None:
@@ -69,6 +74,8 @@ def _check_whole(name: str, said: str, value: int) -> None:
 
 def check_device(device: str) -> None:
     """Refuse a device on which nothing can be computed here."""
+    import torch  # after the options have been read: help and mistakes do not wait for it
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of devices that are given up

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table as Printed
 from rich.text import Text
 
+from attnscope.report import of_folder
 from attnscope.studies import Outcome, Sheet, Stop, Study, Workbench, run
 from attnscope.studies.store import BadFolder, Damaged, OtherResults
 
@@ -35,10 +36,12 @@ def execute(
     options: Mapping[str, Any],
     workbench: Workbench | None = None,
     console: Console | None = None,
+    **how: Any,
 ) -> Outcome:
     """Run a study and show its tables; leaves with exit code 130 or 143 when a signal ended it.
 
-    Progress, signals, refusals of the folder and the list of files are the same for every command.
+    Progress, signals, refusals of the folder and the list of files are the same for every command;
+    `how` is told to the driver: the engine, the cache, what to do with failures.
     """
     console = Console() if console is None else console
     stop = Stop(lambda sentence: say(console, sentence))
@@ -52,6 +55,7 @@ def execute(
             workbench=workbench,
             console=console,
             stop=stop,
+            **how,
         )
     except OtherResults as error:
         raise ValueError(
@@ -65,12 +69,13 @@ def execute(
         raise typer.Exit(stop.exit_code or 130) from None
     for sheet in outcome.table.summary():
         show(console, sheet)
-    report(console, outcome, folder)
+    page = of_folder(folder, outcome.files) if outcome.files else None
+    tell(console, outcome, folder, page)
     return outcome
 
 
-def report(console: Console, outcome: Outcome, folder: Path) -> None:
-    """What a run left behind, and how sure it is."""
+def tell(console: Console, outcome: Outcome, folder: Path, page: Path | None = None) -> None:
+    """What a run left behind, how sure it is, and where to look at it."""
     for remark in outcome.remarks:
         say(console, remark)
     if outcome.failure_probability > 0:
@@ -83,6 +88,8 @@ def report(console: Console, outcome: Outcome, folder: Path) -> None:
         say(console, f"In {folder}: " + ", ".join(outcome.files))
     if outcome.taken_up:
         say(console, f"{outcome.taken_up} cells were there already.")
+    if page is not None:
+        say(console, f"To look at: {page}")
     if not outcome.finished:
         say(console, "Stopped early: what was computed is kept; the same command again goes on.")
 
@@ -91,14 +98,27 @@ def show(console: Console, sheet: Sheet) -> None:
     """A sheet as a table; names with brackets are no markup."""
     if sheet.title:
         say(console, sheet.title)
-    table = Printed(box=box.SIMPLE_HEAD, padding=0)
+    table = Printed(
+        box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0) if sheet.wrap else 0, show_lines=False
+    )
     for name in sheet.columns:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="left" if sheet.wrap else "right", no_wrap=not sheet.wrap)
     for line in sheet.lines:
         table.add_row(*(Text(entry) for entry in line))
     console.print(table)
     if sheet.note:
         console.print(sheet.note, markup=False, highlight=False, emoji=False)
+
+
+def spoken(seconds: float) -> str:
+    """A duration as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    if seconds < 2 * 86400:
+        return f"{seconds / 3600:.1f} hours"
+    return f"{seconds / 86400:,.0f} days"
 
 
 def say(console: Console, sentence: str) -> None:

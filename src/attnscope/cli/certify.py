@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from attnscope.cli._run import OUT, OVERWRITE, execute, folder_of
-from attnscope.data.pictures import SPLITS
+from attnscope.data.pictures import NAMES, SPLITS
 from attnscope.studies.certify import Certify, CertifyConfig
+from attnscope.studies.certify.smoothing import METHODS
 from attnscope.studies.certify.study import NoData
 from attnscope.studies.certify.summary import broken_certificates
 
@@ -22,12 +23,15 @@ from attnscope.studies.certify.summary import broken_certificates
 def command(
     checkpoint: str | None = typer.Argument(
         None,
-        help="Folder of a trained network (default: the digits network that ships with attnscope).",
+        help=(
+            "Folder of a trained network, or of a Hugging Face ViT or DeiT classifier (default: the"
+            " digits network that ships with attnscope)."
+        ),
     ),
     data: str | None = typer.Option(
         None,
         help=(
-            "digits, cifar10, svhn, a folder of class-named pictures or a .npz file (default: what"
+            f"{', '.join(NAMES)}, a folder of class-named pictures or a .npz file (default: what"
             " the network was trained on)."
         ),
     ),
@@ -39,11 +43,30 @@ def command(
     ),
     control: str | None = typer.Option(
         None,
-        help="Folder of the no-attention control (default: the one beside the checkpoint, if any).",
+        help="Folder of the control (default: the one beside the checkpoint, if any).",
     ),
     steps: int = typer.Option(100, min=1, help="Steps of the attack."),
     restarts: int = typer.Option(
         5, min=1, help="Starts of the attack, the image itself and random ones."
+    ),
+    builder: str | None = typer.Option(
+        None,
+        help=(
+            "package.module:function, code of your own that returns a torch.nn.Module; CHECKPOINT"
+            " is then the safetensors file of its weights."
+        ),
+    ),
+    method: str = typer.Option(
+        "proof",
+        help=(
+            "proof; smoothing (randomized smoothing of any classifier: probable, and about the"
+            " smoothed classifier); or both, in one table."
+        ),
+    ),
+    sigma: float | None = typer.Option(None, help="Standard deviation of the smoothing noise."),
+    samples: int = typer.Option(1000, min=1, help="Noisy copies of each image for smoothing."),
+    alpha: float = typer.Option(
+        0.001, help="Probability with which the radius of one smoothed image may be wrong."
     ),
     threads: int | None = typer.Option(
         None, min=1, help="CPU threads (default: torch's own choice)."
@@ -56,7 +79,7 @@ def command(
     attacked.
 
     Certifies images against every l2 perturbation up to eps, next to a PGD attack, the norms of A,
-    the accuracy with A set to 0 and a control without attention. Leaves tables, figures,
+    the accuracy with A set to 0 and a control without content attention. Leaves tables, figures,
     certificates.jsonl and certificates.csv. Ctrl-C keeps what was certified, and the same command
     again goes on where it stopped. A certificate that the attack breaks would be a bug and ends
     with exit code 1.
@@ -66,6 +89,13 @@ def command(
         torch.set_num_threads(threads)
     if split not in SPLITS:
         raise ValueError(f"--split must be one of {', '.join(SPLITS)}, got {split!r}.")
+    if method not in METHODS:
+        raise ValueError(f"--method must be one of {', '.join(METHODS)}, got {method!r}.")
+    if (sigma is None) != (method == "proof"):
+        raise ValueError(
+            "--method smoothing needs --sigma, the standard deviation of the noise in every pixel;"
+            " --sigma needs --method smoothing or both."
+        )
     radii = parsed_eps(eps)
     config = CertifyConfig(
         checkpoint=checkpoint,
@@ -78,6 +108,11 @@ def command(
         steps=steps,
         restarts=restarts,
         seed=seed,
+        builder=builder,
+        method=method,
+        sigma=sigma,
+        samples=samples,
+        alpha=alpha,
     )
     folder = folder_of(out, "certify", str(Path(checkpoint).resolve()) if checkpoint else "digits")
     try:

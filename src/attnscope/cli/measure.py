@@ -11,15 +11,28 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from attnscope.cli._engine import CACHE, cache_of
 from attnscope.cli._options import numbers as numbers
 from attnscope.cli._run import OUT, OVERWRITE, execute, folder_of, say
-from attnscope.data import read_ids
-from attnscope.models import PARTS, Model
+from attnscope.cli._span import given, is_span, span_config
+from attnscope.data import images as read_images
+from attnscope.data import read_embeddings, read_ids, text_lines
+from attnscope.models import PARTS, Model, fitted
 from attnscope.studies import Workbench
 from attnscope.studies.measure import Measure, MeasureConfig
-from attnscope.studies.measure.door import put_text
-from attnscope.studies.measure.sweep import needs_double, text_ids
+from attnscope.studies.measure.door import put_text, put_texts
+from attnscope.studies.measure.inputs import text_ids
+from attnscope.studies.measure.sweep import needs_double
+from attnscope.studies.span import SpanConfig, Spans
 from attnscope.studies.workbench import DTYPES
+
+LENGTHS = "2:100:2"
+INPUTS = ("ids", "texts", "embeddings", "images")
+"""What may take the place of a text."""
+WHY = (
+    "neither its weights nor transformers' AttentionInterface show them, or what follows the"
+    " attention mixes its heads."
+)
 
 
 def command(
@@ -36,6 +49,32 @@ def command(
             " numbers in a text file."
         ),
     ),
+    texts: str | None = typer.Option(
+        None,
+        help=(
+            "Several texts, the lines of a file, each a sequence of its own: whole, or with"
+            " --lengths the first tokens of those that have so many."
+        ),
+    ),
+    embeddings: str | None = typer.Option(
+        None,
+        help=(
+            "Embeddings of tokens instead of a text, (n, d) or (B, n, d): a .npy, .npz or"
+            " .safetensors file."
+        ),
+    ),
+    images: str | None = typer.Option(
+        None,
+        help=(
+            'Images instead of a text, for a vision model: "digits", a folder of pictures by class,'
+            " or a .npz file."
+        ),
+    ),
+    special_tokens: bool = typer.Option(
+        False,
+        "--special-tokens",
+        help="Begin and end each sequence as the tokenizer does; they count as tokens.",
+    ),
     layers: str = typer.Option(
         "all", help='Which layers: "all", or numbers and ranges such as 0,6 or 0:12:2.'
     ),
@@ -43,18 +82,34 @@ def command(
         "longest",
         help='Single heads too: "longest" (at the longest length), "all", "none", or numbers.',
     ),
-    lengths: str = typer.Option(
-        "2:100:2", help="Sequence lengths: numbers and start:stop:step ranges (stop not included)."
+    start: str | None = typer.Option(
+        None, "--from", help="A span of blocks, from: a layer number, last or final (default 0)."
     ),
-    samples: int = typer.Option(
-        10, min=1, help="Sequences per length: consecutive pieces of the text."
+    stop: str | None = typer.Option(
+        None, "--to", help="A span, to: a layer number, last (default), final, logits or next."
+    ),
+    top: int | None = typer.Option(
+        None, min=1, help="How many singular values of a span (default 1)."
+    ),
+    lengths: str | None = typer.Option(
+        None,
+        help=(
+            "Sequence lengths: numbers and start:stop:step ranges, stop not included (default"
+            " 2:100:2; of a span 128)."
+        ),
+    ),
+    samples: int | None = typer.Option(
+        None,
+        min=1,
+        help="Sequences per length: consecutive pieces of the text (default 10; of a span 1).",
     ),
     part: str = typer.Option(
         "attention",
         help="The map: attention, norm+attention, residual, mlp or block.",
     ),
     tol: float | None = typer.Option(
-        None, help="Relative width of each bracket (default 1e-3; with --estimate 1e-6)."
+        None,
+        help="Relative width of each bracket (default 1e-3, of a span 1e-2; less with --estimate).",
     ),
     certify: float = typer.Option(
         1e-6, help="All upper bounds of the run hold together but with this probability."
@@ -79,8 +134,9 @@ def command(
         None, min=1, help="CPU threads (default: torch's own choice)."
     ),
     seed: int = typer.Option(0, min=0, help="Seed of the random start vectors."),
-    out: str | None = typer.Option(None, help=f"{OUT} (Default: measure-MODEL.)"),
+    out: str | None = typer.Option(None, help=f"{OUT} (Default: measure-MODEL or span-MODEL.)"),
     overwrite: bool = typer.Option(False, "--overwrite", help=OVERWRITE),
+    cache: str | None = typer.Option(None, help=CACHE),
 ) -> None:
     """How smooth is the attention of this model on this text?
 
@@ -92,21 +148,20 @@ def command(
     options = dict(locals())
     if threads is not None:
         torch.set_num_threads(threads)
-    config, console = _config(options), Console()
-    workbench = Workbench()
-    if ids is None:
-        workbench.text(text)
-    else:
-        config = replace(config, text=put_text(workbench, model, read_ids(ids)))
+    span = is_span(options)
+    config = span_config(options) if span else _config(options)
+    console, workbench = Console(), Workbench()
+    config = _with_inputs(workbench, config, options)
     _load(console, config, workbench)
     outcome = execute(
-        Measure(),
+        Spans() if span else Measure(),
         config,
-        folder=folder_of(out, "measure", model),
+        folder=folder_of(out, "span" if span else "measure", model),
         overwrite=overwrite,
         options=options,
         workbench=workbench,
         console=console,
+        cache=cache_of(cache),
     )
     if not outcome.finished:
         raise typer.Exit(outcome.exit_code)
@@ -119,19 +174,59 @@ def _config(options: dict[str, Any]) -> MeasureConfig:
         raise ValueError(f"--dtype must be {' or '.join(DTYPES)}, got {options['dtype']!r}.")
     layers, heads = options["layers"], options["heads"]
     named = heads in ("all", "none", "longest")
-    same = ("model", "text", "samples", "part", "bounds", "device", "dtype", "seed", "fit_from")
+    same = ("model", "text", "part", "bounds", "device", "dtype", "seed", "fit_from")
     return MeasureConfig(
         **{name: options[name] for name in same},
         layers=None if layers == "all" else tuple(numbers("--layers", layers)),
         heads=heads if named else tuple(numbers("--heads", heads)),
-        lengths=tuple(numbers("--lengths", options["lengths"])),
+        lengths=tuple(numbers("--lengths", given(options["lengths"], LENGTHS))),
+        samples=given(options["samples"], 10),
         tol=options["tol"] or (1e-6 if options["estimate"] else 1e-3),
         failure_probability=None if options["estimate"] else options["certify"],
         released=options["released_estimator"],
+        special_tokens=options["special_tokens"],
     )
 
 
-def _load(console: Console, config: MeasureConfig, workbench: Workbench) -> None:
+def _with_inputs(
+    workbench: Workbench, config: MeasureConfig | SpanConfig, options: dict[str, Any]
+) -> MeasureConfig | SpanConfig:
+    """Put what the model is to read on the workbench: a text, several, ids, embeddings, images."""
+    told = [name for name in INPUTS if options[name] is not None]
+    if len(told) > 1:
+        raise ValueError(f"one kind of input at a time: leave out --{told[0]} or --{told[1]}.")
+    if not told:
+        workbench.text(config.text)
+        return config
+    kind, source, model = told[0], options[told[0]], config.model
+    if kind == "ids":
+        return replace(config, text=put_text(workbench, model, read_ids(source)))
+    if isinstance(config, SpanConfig):
+        raise ValueError(f"a span reads a text or ids: leave --{kind} out.")
+    if kind == "images":
+        return _with_images(workbench, config, source)
+    if kind == "texts":
+        lines = text_lines(source)
+        name, count = put_texts(workbench, model, lines), len(lines)
+        config = replace(config, whole=options["lengths"] is None)
+    else:
+        vectors = read_embeddings(source)
+        name, count = put_text(workbench, model, vectors), len(vectors)
+    return replace(config, text=name, samples=given(options["samples"], count))
+
+
+def _with_images(workbench: Workbench, config: MeasureConfig, source: str) -> MeasureConfig:
+    """Put images on the workbench, as the model reads them; each is one sequence."""
+    pixels = read_images(source, "all").pixels
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # told when the model is loaded for good
+        model = workbench.model(config.model, config.device, config.dtype)
+    name = f"images {source}"
+    workbench.put(("ids", model.name, name), fitted(model, pixels[: config.samples]))
+    return replace(config, text=name, lengths=(model.usual_length,))
+
+
+def _load(console: Console, config: MeasureConfig | SpanConfig, workbench: Workbench) -> None:
     """Put the model and the text on the workbench; what a reader should know is printed."""
     with (
         warnings.catch_warnings(record=True) as notices,
@@ -140,23 +235,26 @@ def _load(console: Console, config: MeasureConfig, workbench: Workbench) -> None
         warnings.simplefilter("always")
         model = workbench.model(config.model, config.device, config.dtype)
         _tokenise(workbench, model, config.text)
-        if needs_double(model, config.part):
-            workbench.model(config.model, config.device, "float64")
+        if isinstance(config, SpanConfig) or needs_double(model, config.part):
+            model.doubled()
     for notice in {str(notice.message) for notice in notices}:
         say(console, f"Note: {notice}")
-    known = all(model.rebuilt(layer) for layer in range(model.layers))
-    if not known and not notices:
-        say(
-            console,
-            "Note: the heads of this model cannot be rebuilt, so single heads and proved bounds are"
-            " left out.",
-        )
+    if isinstance(config, SpanConfig):
+        return
+    for what, has in (("single heads", model.has_heads), ("proved bounds", model.has_bounds)):
+        without = [str(i) for i in range(model.layers) if model.attends(i) and not has(i)]
+        if without:
+            say(console, f"Note: no {what} of layers {', '.join(without)}: {WHY}")
 
 
 def _tokenise(workbench: Workbench, model: Model, text: str) -> None:
     try:
         text_ids(workbench, model, text)
     except ValueError as error:
+        if "reads images" in str(error):
+            raise ValueError(
+                f"{model.name} reads images, not texts: pass --images FOLDER, FILE.npz or digits."
+            ) from error
         if "without a tokenizer" not in str(error):
             raise
         raise ValueError(f"{model.name} came without a tokenizer: pass --ids FILE.") from error

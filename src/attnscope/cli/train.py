@@ -25,7 +25,7 @@ from rich.table import Table
 from attnscope.attention import variants
 from attnscope.cli._options import fraction
 from attnscope.cli._run import say
-from attnscope.data.pictures import Images
+from attnscope.data.pictures import NAMES, Images
 from attnscope.nets import Config
 from attnscope.studies import Stop
 from attnscope.training import LOSSES, Look, Progress, Recipe, fit
@@ -37,19 +37,30 @@ FLIPPED = ("cifar10",)
 
 def command(
     data: str = typer.Option(
-        "digits", help="digits, cifar10, svhn, a folder of class-named pictures or a .npz file."
+        "digits", help=f"{', '.join(NAMES)}, a folder of class-named pictures or a .npz file."
     ),
     attention: str = typer.Option(
         "softmax",
         help=(
-            'Which attention; `attnscope variants` lists them. "none": the control without'
-            " attention."
+            'Which attention; `attnscope variants` lists them. "none": no attention at all, so that'
+            " tokens never meet."
         ),
     ),
     depth: int = typer.Option(1, min=1, help="Number of attention and MLP layers."),
     loss: str = typer.Option("gradient", help=f"What to train for: {', '.join(LOSSES)}."),
     eps: str = typer.Option(
         "54/255", help="Radius to train for, l2 of pixels in [0, 1]: a number or a fraction."
+    ),
+    delay: float = typer.Option(
+        0.0, help="Part of the budget in which the radius stays 0: content attention comes first."
+    ),
+    ramp: float = typer.Option(0.0, help="Part of the budget in which it then rises to --eps."),
+    margins: str = typer.Option(
+        "fixed",
+        help=(
+            "fixed: the loss takes eps times the slope from every margin; earned: no more than the"
+            " margin has."
+        ),
     ),
     minutes: float | None = typer.Option(
         None, help="Budget in minutes of computing; evaluations do not count (default: 3)."
@@ -58,6 +69,18 @@ def command(
         None, min=1, help="Budget in steps instead: then a seed gives the same network every time."
     ),
     heads: int = typer.Option(2, min=1, help="Heads of each attention layer."),
+    head_width: int | None = typer.Option(
+        None, min=1, help="Width of queries and keys of a head (default: dim / (2 heads))."
+    ),
+    value_width: int | None = typer.Option(
+        None, min=1, help="Width of what a head reads of a token (default: dim / heads)."
+    ),
+    pooling: str = typer.Option(
+        "flatten", help="What the last layer reads: flatten (all tokens side by side) or mean."
+    ),
+    learned_embedding: bool = typer.Option(
+        False, "--learned-embedding", help="Train the matrix that embeds patches, too."
+    ),
     dim: int | None = typer.Option(
         None,
         min=1,
@@ -65,7 +88,12 @@ def command(
     ),
     hidden: int = typer.Option(128, min=1, help="Units of each MLP."),
     patch: int | None = typer.Option(
-        None, min=1, help="Side of a patch (default: an eighth of the image, 2 at least)."
+        None,
+        min=1,
+        help=(
+            "Side of a patch (default: an eighth of the image, 2 at least; a strip of squares is"
+            " cut into them)."
+        ),
     ),
     mlp: str = typer.Option(
         "sll", help="MLP blocks: sll and convex are 1-Lipschitz, residual is the plain one, none."
@@ -96,7 +124,9 @@ def command(
         help="Held-out images, the last of the test split, that are certified as training goes on.",
     ),
     control: bool = typer.Option(
-        False, "--control", help="Train the control without attention too, into OUT/control."
+        False,
+        "--control",
+        help="Train the control too, into OUT/control: A = 0 from scratch, tokens mix by place.",
     ),
     device: str = typer.Option("cpu", help="Where to compute: cpu, cuda, mps."),
     threads: int = typer.Option(1, min=1, help="CPU threads."),
@@ -122,9 +152,9 @@ def command(
     with console.status(f"Loading {escape(data)} ..."):
         train, held_out = _data(data, watched)
     recipe = _recipe(options, train)
-    runs = [(recipe, folder)] + (
-        [(recipe.control(), folder / "control")] if control and attention != "none" else []
-    )
+    runs = [(recipe, folder)]
+    if control and attention != "none":
+        runs.append((recipe.control(), folder / "control"))
     for each, place in runs:
         stored = (place / STATE).exists()
         if resume and not stored and (place / "config.json").exists():
@@ -133,7 +163,7 @@ def command(
         go_on = resume and (stored or place == folder)
         stop = Stop(lambda sentence: say(console, sentence))
         try:
-            with _watched(console, each.config.attention, stop) as watch:
+            with _watched(console, each.config, stop) as watch:
                 looked = fit(
                     each,
                     train,
@@ -192,8 +222,10 @@ def _recipe(options: dict[str, Any], train: Images) -> Recipe:
         attention=options["attention"],
         options={"tokens": tokens} if options["attention"] == "sigmoid" else {},
         heads=options["heads"],
-        head_dim=max(1, dim // (2 * options["heads"])),
-        value_dim=max(1, dim // options["heads"]),
+        head_dim=options["head_width"] or max(1, dim // (2 * options["heads"])),
+        value_dim=options["value_width"] or max(1, dim // options["heads"]),
+        pooling=options["pooling"],
+        learned_embedding=options["learned_embedding"],
         position_bias=options["attention"] != "sinkhorn",
         mlp=options["mlp"],
         hidden=options["hidden"],
@@ -204,6 +236,9 @@ def _recipe(options: dict[str, Any], train: Images) -> Recipe:
         config,
         loss=options["loss"],
         eps=fraction("--eps", options["eps"]),
+        delay=options["delay"],
+        ramp=options["ramp"],
+        margins=options["margins"],
         steps=options["steps"],
         minutes=minutes,
         batch=options["batch"],
@@ -218,7 +253,11 @@ def _recipe(options: dict[str, Any], train: Images) -> Recipe:
 
 
 def _patch(height: int, width: int) -> int:
-    """The smallest side of at least 2 pixels and an eighth of the image that tiles it."""
+    """The smallest side of at least 2 pixels and an eighth of the image that tiles it; a strip of
+    squares side by side is cut into these.
+    """
+    if max(height, width) > min(height, width) > 1 and max(height, width) % min(height, width) == 0:
+        return min(height, width)
     least = max(2, math.ceil(min(height, width) / 8))
     fitting = [
         side
@@ -233,12 +272,12 @@ def _patch(height: int, width: int) -> int:
 
 
 @contextmanager
-def _watched(console: Console, attention: str, stop: Stop) -> Iterator[Callable[[Progress], bool]]:
+def _watched(console: Console, config: Config, stop: Stop) -> Iterator[Callable[[Progress], bool]]:
     """A progress bar that answers whether to go on: the first signal stops after the current step
     with a checkpoint.
     """
     columns = (
-        TextColumn("training " + ("the control" if attention == "none" else attention)),
+        TextColumn("training " + (config.attention if config.content else "the control")),
         BarColumn(),
         TaskProgressColumn(),
     )
@@ -279,14 +318,15 @@ def _percent(share: float | None) -> str:
 def _show(console: Console, recipe: Recipe, looked: Look, folder: Path) -> None:
     table = Table(
         title=(
-            f"{recipe.config.attention}, depth {recipe.config.depth}:"
+            f"{recipe.config.attention}{'' if recipe.config.content else ' with A = 0'},"
+            f" depth {recipe.config.depth}:"
             f" {looked.images} held-out images"
         ),
         show_header=False,
     )
     table.add_row("clean", _percent(looked.clean))
     table.add_row(f"certified at {recipe.eps:.4g} (proved)", _percent(looked.certified))
-    if looked.content_norms:
+    if looked.content_norms and recipe.config.content:
         table.add_row("clean with A set to 0", _percent(looked.content_off))
         norms = ["  ".join(f"{norm:.2f}" for norm in layer) for layer in looked.content_norms]
         table.add_row("norm of A, layer by layer", "\n".join(norms))

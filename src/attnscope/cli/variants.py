@@ -28,14 +28,14 @@ def rows() -> list[tuple[str, ...]]:
 
 
 def as_markdown() -> str:
-    """The table as the README shows it."""
+    """The table as docs/variants.md shows it."""
     lines = [COLUMNS, ("---",) * len(COLUMNS), *rows()]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def command(
     markdown: bool = typer.Option(
-        False, "--markdown", help="Print the table as Markdown, as in the README."
+        False, "--markdown", help="Print the table as Markdown, as in the docs."
     ),
 ) -> None:
     """List the attention variants: closed form? normalised? globally Lipschitz? where from?"""

@@ -1,0 +1,74 @@
+"""Commands that are imported when they run: `attnscope --help` reads their first lines without
+loading what they need.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import pkgutil
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from attnscope.cli._options import checked
+
+MARKUP: Literal["markdown"] = "markdown"
+FOLDER = Path(__file__).parent
+
+
+class Commands(TyperGroup):
+    """Every file of this folder is a command."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return names()
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return Later(cmd_name, help=said(cmd_name)) if cmd_name in names() else None
+
+    @property
+    def commands(self) -> dict[str, Any]:
+        """The commands themselves, all of them loaded."""
+        return {name: loaded(name) for name in names()}
+
+    @commands.setter
+    def commands(self, given: object) -> None:
+        """The files say which commands there are."""
+
+
+class Later(TyperCommand):
+    """Name and help of a command; when it is called the command itself takes over."""
+
+    def __init__(self, name: str, help: str) -> None:
+        super().__init__(name, help=help, rich_markup_mode=MARKUP)
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
+        return loaded(str(self.name)).make_context(info_name, args, *rest, **extra)
+
+
+@functools.cache
+def names() -> list[str]:
+    found = (info.name for info in pkgutil.iter_modules([str(FOLDER)]))
+    return sorted(name for name in found if not name.startswith("_"))
+
+
+def said(name: str) -> str:
+    """The docstring of the file's `command`, read without running it."""
+    for node in ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name == "command":
+            return ast.get_docstring(node) or ""
+    return ""
+
+
+@functools.cache
+def loaded(name: str) -> Any:
+    """The command of this file behind the checks that all share."""
+    module = importlib.import_module(f"attnscope.cli.{name}")
+    alone = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=MARKUP
+    )
+    alone.command(name=name)(checked(module.command))
+    return typer.main.get_command(alone)

@@ -1,0 +1,34 @@
+"""What is loaded before anything is computed: help without torch, the main names without what only
+transport and flows need.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def modules_after(code: str) -> set[str]:
+    """What a process has imported when the code ends, however it ends."""
+    program = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('|'.join(sys.modules), file=sys.stderr))\n" + code
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.splitlines()[-1].split("|"))
+
+
+@pytest.mark.parametrize("asked", ["--help", "--version"])
+def test_help_needs_no_torch(asked: str) -> None:
+    found = modules_after(f"from attnscope.cli import main; main([{asked!r}])")
+    assert "attnscope.cli" in found
+    assert not found & {"torch", "numpy", "scipy", "ot", "attnscope.studies"}
+
+
+def test_the_main_names_need_no_transport() -> None:
+    found = modules_after("import attnscope as asc; asc.load; asc.Softmax; asc.spectral_norm")
+    assert "attnscope.operators.spectrum" in found
+    assert not found & {"scipy", "ot", "sklearn", "matplotlib", "transformers", "pandas"}

@@ -37,10 +37,10 @@ ROOMS = (
 )
 APART = {
     "load", "measure", "register_attention", "theorem", "images", "read_ids", "bound_of",
-    "tied_reads",
+    "tied_reads", "followed",
 }  # fmt: skip
 """They read files, for which there are cases of their own, change the process, or are steps of a
-theorem that only theorems take.
+theorem that only theorems and layers take.
 """
 SCALES = (
     1.0,

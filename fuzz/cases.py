@@ -18,6 +18,9 @@ from typing import Any, NamedTuple
 GOODS: dict[str, Path] = {}
 """Files that are as they should be, made once by `prepare`."""
 
+DRAWS = 0.25
+"""The share of commands that run where figures can be drawn."""
+
 
 class Case(NamedTuple):
     """Something to try: its sort ("commands", "files" or "calls"), what it is about, how a reader
@@ -75,7 +78,20 @@ def case(seed: int, number: int) -> Case:
     if sort == "calls":
         name, title, task = calls.call(rng)
         return Case(sort, name, title, task)
-    return _command(rng) if sort == "commands" else _file(rng)
+    made = _command(rng) if sort == "commands" else _file(rng)
+    return made if rng.random() < DRAWS else _without_matplotlib(made)
+
+
+def _without_matplotlib(made: Case) -> Case:
+    """The same on a machine that cannot draw: it keeps its data, and takes half the time."""
+
+    def task() -> None:
+        from attnscope.studies import drawing
+
+        drawing.available = lambda: False
+        made.task()
+
+    return made._replace(title=f"{made.title}  # without matplotlib", task=task)
 
 
 def _command(rng: Random) -> Case:

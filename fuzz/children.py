@@ -74,7 +74,7 @@ def _child(task: Callable[[], object], work: Path, logs: Path, cpu: int) -> None
         for name, number in (("out", 1), ("err", 2)):
             os.dup2(os.open(logs / name, os.O_WRONLY | os.O_CREAT, 0o600), number)
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
-        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
         _limit(cpu)
         socket.socket.connect = _no_network  # type: ignore[method-assign]
         socket.getaddrinfo = _no_network

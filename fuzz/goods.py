@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ def goods(folder: Path) -> dict[str, Path]:
         "NPY": "square.npy", "GAINS": "gains.npy", "CLOUD": "cloud.npy", "NPZ": "images.npz",
         "PICTURES": "pictures", "TEXT": "text.txt", "IDS": "ids.npy", "NETWORK": "network",
         "STACK": "stack.npz", "MODEL": "model", "IDS-MODEL": "bare-model", "RUN": "run",
+        "STUDY": "study.toml",
     }.items()}  # fmt: skip
     rng = np.random.default_rng(0)
     np.save(made["NPY"], rng.normal(size=(2, 2)))
@@ -24,6 +26,10 @@ def goods(folder: Path) -> dict[str, Path]:
     made["TEXT"].write_text("the cat is on the mat and he was with it to be at this one " * 20)
     _networks(made)
     _models(made)
+    made["STUDY"].write_text(
+        f"models = [{json.dumps(str(made['MODEL']))}]\ntexts = [{json.dumps(str(made['TEXT']))}]\n"
+        'lengths = "2:24:2"\nsamples = 4\nspans = [[0, "last"]]\n'
+    )
     return made
 
 

@@ -7,6 +7,7 @@ undisturbed run leaves. A command joins by a line in `lines`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import signal
 import subprocess
@@ -57,6 +58,19 @@ def lines(goods: dict[str, Path]) -> dict[str, Line]:
             ("network.safetensors",),
             "--resume",
         ),
+        "trace": Line(
+            ("trace", str(goods["MODEL"]), "--text", str(goods["TEXT"]), "--tokens", "8",
+             "--samples", "6", "--threads", "1"),
+            ("results.jsonl", "steps.jsonl"),
+        ),
+        "sweep": Line(
+            ("sweep", str(goods["STUDY"])),
+            ("results.jsonl", "bounds.jsonl", "spans.jsonl"),
+        ),
+        "reproduce": Line(
+            ("reproduce", "euler_order", "line", "pushforward"),
+            tuple(f"{name}/results.jsonl" for name in ("euler_order", "line", "pushforward")),
+        ),
     }  # fmt: skip
 
 
@@ -105,7 +119,8 @@ def _torment(name: str, line: Line, kills: int, rng: Random, place: Path) -> lis
         if lost := before - _rows(cut):
             wrong.append(f"{name}, signal {number}: {len(lost)} rows lost")
         if code not in (0, -signal.SIGKILL, -signal.SIGTERM, 143):
-            wrong.append(f"{name}, signal {number}: exit code {code}")
+            said = running.stderr.read().decode(errors="replace") if running.stderr else ""
+            wrong.append(f"{name}, signal {number}: exit code {code}\n{said[-3000:]}")
         if code == 0:
             wrong += _differences(name, line, whole, cut)
             shutil.rmtree(cut)
@@ -153,21 +168,27 @@ def _going_on(line: Line, folder: Path) -> tuple[str, ...]:
 
 
 def _rows(folder: Path) -> set[str]:
-    """The rows that are stored, read from a copy as `attnscope export` does."""
+    """The rows that are stored there or in folders of it, read from a copy as `attnscope export`
+    does.
+    """
     from attnscope.studies.export import export
+    from attnscope.studies.store import FILE
 
     if not folder.exists():
         return set()
     with tempfile.TemporaryDirectory() as made:
         copy = Path(made) / "copy"
         shutil.copytree(folder, copy)
-        for left in copy.glob("*.jsonl"):
+        for left in copy.rglob("*.jsonl"):
             left.unlink()
-        try:
-            export(copy, "jsonl")
-        except ValueError:  # no store yet
-            return set()
-        return {row for file in copy.glob("*.jsonl") for row in file.read_text().splitlines()}
+        for store in copy.rglob(FILE):
+            with contextlib.suppress(ValueError):  # nothing stored yet
+                export(store.parent, "jsonl")
+        return {
+            f"{file.parent.name} {row}"
+            for file in copy.rglob("*.jsonl")
+            for row in file.read_text().splitlines()
+        }
 
 
 def _start(words: tuple[str, ...], out: Path) -> subprocess.Popen[bytes]:

@@ -50,6 +50,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "heads": ("1", "2"),
     "depth": ("1",),
     "patch": ("2",),
+    "names": ("list", "ellipses", "equivariance"),
     "out": ("out",),
 }
 """Values that make a run short. Capitals stand for files of the workshop."""

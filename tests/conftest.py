@@ -4,15 +4,20 @@ float64 unless a test says otherwise.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jaxtyping
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-jaxtyping.install_import_hook("attnscope", "shape_checks.checked")
+import shape_checks
+from browser_pages import NO_BROWSER, browser, open_page  # noqa: F401
+
+shape_checks.install()
 
 with warnings.catch_warnings():
     warnings.simplefilter(
@@ -22,6 +27,8 @@ with warnings.catch_warnings():
     import torch._decomp.decompositions_for_jvp
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
+os.environ["ATTNSCOPE_CACHE"] = "off"  # no test knows what another one measured
 settings.register_profile(
     "attnscope",
     deadline=None,
@@ -30,6 +37,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("attnscope")
+
+
+@pytest.fixture(autouse=True)
+def _every_test_checks_shapes_afresh() -> None:
+    shape_checks.calls.clear()
 
 
 @pytest.fixture
@@ -58,3 +70,17 @@ def unchecked() -> Iterator[None]:
         yield
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look at rows and words: pictures cost more than most runs."""
+    monkeypatch.setattr("attnscope.studies.drawing.available", lambda: False)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """A skip for want of a browser is said aloud: it leaves every page untested."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    count = sum(NO_BROWSER in str(report.longrepr) for report in skipped)
+    if count:
+        terminalreporter.write_sep("!", f"{count} tests of pages did NOT run: {NO_BROWSER}")

@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 import typer
 from benchmarks.table import as_markdown as as_table
+from benchmarks.table import those_that_matter
 
 from attnscope.cli import app
+from attnscope.cli.reproduce import as_markdown as list_of_figures
 from attnscope.cli.variants import as_markdown
+from attnscope.studies.papers import find
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,34 +39,55 @@ def between(document: str, marker: str) -> str:
     return found[1]
 
 
-def test_the_readme_shows_the_table_of_variants() -> None:
-    assert between("README.md", "variants") == as_markdown(), (
+def test_the_docs_show_the_table_of_variants() -> None:
+    assert between("docs/variants.md", "variants") == as_markdown(), (
         "regenerate it: attnscope variants --markdown"
     )
 
 
-def test_the_readme_quotes_the_benchmarks_as_they_ran() -> None:
+def test_the_docs_quote_the_benchmarks_as_they_ran() -> None:
     results = json.loads((ROOT / "benchmarks/results.json").read_text())
-    assert between("README.md", "bench") == as_table(results), (
+    assert between("docs/benchmarks.md", "bench") == as_table(results), (
         "regenerate it: python -m benchmarks --markdown"
+    )
+    assert between("README.md", "bench") == those_that_matter(results), (
+        "regenerate it: python -m benchmarks --readme"
     )
 
 
-def test_the_readme_example_runs() -> None:
-    (example,) = blocks("README.md", "In Python")
+def test_the_docs_list_every_figure_of_the_papers() -> None:
+    assert between("docs/reproduce.md", "figures") == list_of_figures(find()), (
+        "regenerate it: attnscope reproduce list --markdown"
+    )
+
+
+PAGES = {
+    page.name: found
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    if (found := re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE))
+}
+ELSEWHERE = {"extend.md", "jvp.md"}
+"""Pages whose blocks are whole files, or run in a test of their own."""
+
+
+@pytest.mark.parametrize("page", sorted(set(PAGES) - ELSEWHERE))
+def test_the_code_on_every_page_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    exec(compile(example, "README.md", "exec"), names)
-    assert 0 < float(names["moved"]) < float("inf")  # type: ignore[arg-type]
+    for number, block in enumerate(PAGES[page]):
+        exec(compile(block, f"{page}, block {number}", "exec"), names)
 
 
-def test_the_readme_measures_a_model() -> None:
-    (example,) = blocks("README.md", "How smooth is a model?")
-    exec(compile(example, "README.md", "exec"), {})
-
-
-def test_the_readme_bounds_how_far_a_layer_moves() -> None:
-    (example,) = blocks("README.md", "How far can the output move?")
-    exec(compile(example, "README.md", "exec"), {})
+def test_every_page_is_in_the_menu() -> None:
+    menu = (ROOT / "docs/index.md").read_text()
+    listed = {
+        line
+        for part in re.findall(r"```\{toctree\}(.*?)```", menu, re.DOTALL)
+        for line in part.split()
+    }
+    assert {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"} <= listed
 
 
 def test_every_command_in_the_documents_exists_with_its_options() -> None:
@@ -91,23 +115,20 @@ def test_every_command_in_the_documents_exists_with_its_options() -> None:
     ] == []
 
 
-def test_the_page_on_certificates_runs() -> None:
-    steps = blocks("docs/certify.md", "Step by step")
-    assert len(steps) > 4
-    names: dict[str, object] = {}
-    for step in steps:
-        exec(compile(step, "docs/certify.md", "exec"), names)
+def test_an_executor_runs_a_sweep_as_the_page_says() -> None:
+    (example,) = blocks("docs/sweeps.md", "Engines")[:1]
+    exec(compile(example, "docs/sweeps.md", "exec"), {})
 
 
 def test_everything_on_the_map_exists() -> None:
-    places = re.findall(r"^\| `([^`]+)` \|", between("README.md", "map"), re.MULTILINE)
+    places = re.findall(r"^\| `([^`]+)` \|", between("docs/map.md", "map"), re.MULTILINE)
     assert len(places) > 5
     assert [place for place in places if not (ROOT / place).exists()] == []
 
 
 def test_every_folder_of_the_package_is_on_the_map() -> None:
     folders = {path.parent.name for path in (ROOT / "src/attnscope").glob("*/__init__.py")}
-    written = set(re.findall(r"`src/attnscope/(\w+)/`", between("README.md", "map")))
+    written = set(re.findall(r"`src/attnscope/(\w+)/`", between("docs/map.md", "map")))
     assert folders - written == set()
 
 
@@ -146,13 +167,14 @@ def test_every_reference_is_in_the_bibliography() -> None:
     assert set(re.findall(r"\| (\w+) \|$", as_markdown(), re.MULTILINE)) - {"reference"} <= keys
 
 
-@pytest.fixture
-def extended_package(tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def extended_package(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment whose attnscope is a copy of this one with the files of docs/extend.md added,
     and nothing else.
     """
+    place = tmp_path_factory.mktemp("extended")
     shutil.copytree(
-        ROOT / "src/attnscope", tmp_path / "attnscope", ignore=shutil.ignore_patterns("__pycache__")
+        ROOT / "src/attnscope", place / "attnscope", ignore=shutil.ignore_patterns("__pycache__")
     )
     shown = re.findall(
         r"`src/attnscope/(\S+\.py)`:\n\n^```python\n(.*?)^```$",
@@ -168,9 +190,9 @@ def extended_package(tmp_path: Path) -> dict[str, str]:
         "studies/papers/cesaro.py",
     }
     for path, source in shown:
-        assert not (tmp_path / "attnscope" / path).exists()
-        (tmp_path / "attnscope" / path).write_text(source)
-    return {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+        assert not (place / "attnscope" / path).exists()
+        (place / "attnscope" / path).write_text(source)
+    return {**os.environ, "PYTHONPATH": str(place)}
 
 
 def test_a_seventh_variant_is_one_file(extended_package: dict[str, str]) -> None:
@@ -190,12 +212,6 @@ def test_a_seventh_variant_is_one_file(extended_package: dict[str, str]) -> None
         [sys.executable, *contract], cwd=ROOT, env=extended_package, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
-    listed = "from attnscope.cli import main; main(['variants', '--markdown'])"
-    table = subprocess.run(
-        [sys.executable, "-c", listed], env=extended_package, capture_output=True, text=True
-    )
-    assert "| cauchy | no | yes | not known | vandermaaten08 |" in table.stdout.splitlines()
-    assert "| penalised | yes | yes | not known | kim21 |" in table.stdout.splitlines()
 
 
 BOUNDED = """
@@ -241,20 +257,36 @@ print(verdict.outcome, len(table), list(table.figures()))
 """
 
 
-def test_what_is_one_file_each_is_found(extended_package: dict[str, str]) -> None:
-    def run(script: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", script], env=extended_package, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
+ONE_BY_ONE = """
+import sys
+for script in sys.argv[1:]:
+    try:
+        exec(script, {})
+    except SystemExit as end:
+        assert not end.code, script
+    print(end="\\f")
+"""
 
-    assert run(BOUNDED).strip() == "held"
-    table = run("from attnscope.cli import main; main(['theorems', '--markdown'])")
-    assert "| Cauchy-M1 |" in table
-    assert run(KNOWN).split() == ["OPT", "True", "True"]
-    assert run(DRAWN).strip() == "holds 3 ['cesaro']"
-    assert "layer 5: " in run("from attnscope.cli import main; main(['radii', 'minilm'])")
+
+def test_what_is_one_file_each_is_found(extended_package: dict[str, str]) -> None:
+    command = "from attnscope.cli import main; main({})"
+    commands = (["theorems", "--markdown"], ["variants", "--markdown"], ["radii", "minilm"])
+    scripts = (BOUNDED, KNOWN, DRAWN, *(command.format(words) for words in commands))
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_BY_ONE, *scripts],
+        env=extended_package,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    bounded, known, drawn, theorems, variants, radii = done.stdout.split("\f")[:-1]
+    assert bounded.strip() == "held"
+    assert known.split() == ["OPT", "True", "True"]
+    assert drawn.strip() == "holds 3 ['cesaro']"
+    assert "| Cauchy-M1 |" in theorems
+    assert "| cauchy | no | yes | not known | vandermaaten08 |" in variants.splitlines()
+    assert "| penalised | yes | yes | not known | kim21 |" in variants.splitlines()
+    assert "layer 5: " in radii
 
 
 def test_a_layer_of_ones_own_is_certified() -> None:

@@ -17,7 +17,7 @@ from fuzz import children
 from fuzz.cases import case
 
 ROOT = Path(__file__).parents[1]
-CASES = 150
+CASES = 80
 
 
 def test_hostile_cases_end_in_a_sentence() -> None:

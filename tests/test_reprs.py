@@ -44,7 +44,9 @@ def test_operators_and_what_is_found_of_them(attention: asc.Softmax, randn: Rand
     )
     norm = asc.spectral_norm(op)
     assert repr(norm).startswith(f"SpectralNorm(lower={norm.lower!r}, residual=")
-    assert repr(norm).endswith("left=float64 (30, 20), right=float64 (30, 20))")
+    assert repr(norm).endswith(
+        "left=float64 (30, 20), right=float64 (30, 20), finish='float64 on cpu')"
+    )
     assert repr(asc.singular_values(op, k=2)).startswith("SingularValues(values=[")
 
 

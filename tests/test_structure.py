@@ -19,6 +19,7 @@ SOURCE = Path(__file__).parents[1] / "src/attnscope"
 ROOMS = (
     "validation",
     "files",
+    "machine",
     "measures",
     "norms",
     "attention",

@@ -22,12 +22,19 @@ from attnscope import (
     Particles,
     Sigmoid,
     Softmax,
+    bounds,
     bures,
     conditional_wasserstein,
+    jacobian,
+    spectral_norm,
     variants,
     wasserstein,
 )
-from attnscope.validation import check_same_kind
+from attnscope.attacks import worst_case
+from attnscope.bounds import large_radius_limit
+from attnscope.bounds.constructions import _Head
+from attnscope.flows import anisotropy, energy, rank, spectral_gap_rank
+from attnscope.validation import check_same_kind, parsed
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -219,13 +226,13 @@ CASES: dict[str, Case] = {
     "order zero": (
         lambda: Gaussian(zeros(2), EYE).quadrature(0),
         ValueError,
-        "order must be a whole number of at least 1, got 0",
+        "order must be a whole number from 1 to 300, got 0",
     ),
     "a grid too fine": (
-        lambda: Gaussian(zeros(2), EYE).quadrature(10_000),
+        lambda: Gaussian(zeros(9), torch.eye(9, dtype=torch.float64)).quadrature(10),
         ValueError,
         (
-            "needs 10000**2 particles, more than 10,000,000. Use a smaller order, or"
+            "needs 10**9 particles, more than 10,000,000. Use a smaller order, or"
             " gaussian.sample(n, generator=seed)"
         ),
     ),
@@ -325,6 +332,21 @@ CASES: dict[str, Case] = {
         lambda: Softmax(EYE),
         TypeError,
         "Softmax needs a Heads, got a tensor of shape (2, 2)",
+    ),
+    "a field on a Gaussian that overflows": (
+        lambda: Softmax(Heads(1e200 * ONE, 1e200 * ONE, ONE)).affine(Gaussian(zeros(2), EYE)),
+        ValueError,
+        "the field of softmax attention on this Gaussian overflows torch.float64",
+    ),
+    "scores that overflow in the limit": (
+        lambda: large_radius_limit(Softmax(HEADS), Particles(1e200 * X)),
+        ValueError,
+        "the scores of these tokens overflow float64",
+    ),
+    "a number for causal": (
+        lambda: Softmax(HEADS, causal=float("nan")),  # type: ignore[arg-type]
+        TypeError,
+        "causal must be of class bool, got float nan",
     ),
     "a cloud to affine": (
         lambda: Softmax(HEADS).affine(MU),
@@ -566,3 +588,54 @@ def test_positional_heads_refuse_other_places(variant: Any) -> None:
     uneven = torch.tensor([[1 / 3], [1.0]], dtype=DOUBLE)
     with pytest.raises(ValueError, match="the same in every sequence of a stack"):
         attention(X.repeat(2, 1, 1)[:, :1], Particles(X.repeat(2, 1, 1)), positions=uneven)
+
+
+@pytest.mark.parametrize("x", [torch.eye(2).double().to_sparse(), torch.empty(2, 2, device="meta")])
+def test_tensors_without_numbers_one_by_one(x: torch.Tensor, unchecked: None) -> None:
+    with pytest.raises(TypeError, match="dense tensor with data"):
+        Particles(x)
+    attention = Softmax(Heads.from_matrices(torch.eye(2).double(), torch.eye(2).double()))
+    with pytest.raises(TypeError, match="eps must be a number"):
+        bounds.sensitivity(attention, torch.eye(2).double(), x)
+
+
+def test_json_that_is_nested_too_deeply_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parsed("[" * 200_000)
+
+
+def test_wrong_kinds_for_options_that_may_be_left_out() -> None:
+    op = jacobian(Softmax(HEADS), MU)
+    with pytest.raises(TypeError, match="near must be of class Near, got float"):
+        spectral_norm(op, near=1.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="failure_probability must be a number strictly between"):
+        spectral_norm(op, failure_probability=torch.ones(2))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="space must be of class Sphere or Ellipsoid, got"):
+        energy(Softmax(HEADS), MU, 1j)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="integer seed, got float"):
+        worst_case(Softmax(HEADS), 2, 1.0, seed=0.5)  # type: ignore[arg-type]
+
+
+def test_covariances_are_square() -> None:
+    for quantity in (rank, spectral_gap_rank, anisotropy):
+        with pytest.raises(ValueError, match=r"as many columns as rows"):
+            quantity(zeros(2, 3))
+
+
+def test_products_that_overflow_make_no_matrix() -> None:
+    op = jacobian(Softmax(HEADS), Particles(1e200 * X))
+    with pytest.raises(ValueError, match=r"overflow torch.float64"):
+        op.to_dense()
+
+
+def test_gaussians_of_half_precision() -> None:
+    assert bures(EYE.half(), EYE.half()) == 0
+
+
+def test_oblique_directions_are_found_for_scores_of_any_size() -> None:
+    a = torch.tensor([[1.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
+    found = [
+        _Head(Softmax(Heads.from_matrices(size * a, EYE)), causal=False).most_oblique()
+        for size in (1, 1e308)
+    ]
+    assert torch.allclose(*found)

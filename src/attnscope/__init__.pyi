@@ -10,6 +10,7 @@ from . import models as models
 from . import nets as nets
 from . import norms as norms
 from . import operators as operators
+from . import report as report
 from . import studies as studies
 from . import training as training
 from . import transport as transport
@@ -36,6 +37,7 @@ from .measures import Gaussian as Gaussian
 from .measures import Particles as Particles
 from .models import Model as Model
 from .models import ModelNotice as ModelNotice
+from .models import Monitor as Monitor
 from .models import load as load
 from .models import register_attention as register_attention
 from .operators import LinearOperator as LinearOperator
@@ -45,6 +47,7 @@ from .operators import jacobian as jacobian
 from .operators import singular_values as singular_values
 from .operators import spectral_norm as spectral_norm
 from .studies.measure import measure as measure
+from .studies.trace import trace as trace
 from .transport import bures as bures
 from .transport import conditional_wasserstein as conditional_wasserstein
 from .transport import wasserstein as wasserstein

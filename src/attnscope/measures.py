@@ -12,12 +12,21 @@ from typing import final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from attnscope.validation import as_generator, brief, check_same_kind, check_shape, check_tensor
+from attnscope.validation import (
+    as_generator,
+    brief,
+    check_same_kind,
+    check_shape,
+    check_tensor,
+    described,
+)
 
 MOST_QUADRATURE_POINTS = 10_000_000
+HIGHEST_ORDER = 300
+"""Of a quadrature: beyond, its masses overflow while they are worked out."""
 
 
 @final
@@ -67,9 +76,23 @@ class Particles:
     def to(self, target: torch.dtype | torch.device | str) -> Particles:
         """The same measure in another dtype or on another device."""
         moved = object.__new__(Particles)
-        positions = None if self.positions is None else self.positions.to(target)
-        moved._set(self.x.to(target), self.weights.to(target), positions)
+        try:
+            positions = None if self.positions is None else self.positions.to(target)
+            moved._set(self.x.to(target), self.weights.to(target), positions)
+        except RuntimeError as error:  # torch: no such device, or none of that kind here
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"particles cannot go to {described(target)}: {reason}") from error
         return moved
+
+    def rows(self, index: Int[Tensor, " c"]) -> Particles:
+        """These measures of a stack, whose axes become one (not checked again: masses that came
+        from another precision sum to one only there).
+        """
+        last = self.x.ndim - 3
+        positions = None if self.positions is None else self.positions.flatten(0, last)[index]
+        picked = object.__new__(Particles)
+        picked._set(self.x.flatten(0, last)[index], self.weights.flatten(0, last)[index], positions)
+        return picked
 
     @property
     def n(self) -> int:
@@ -94,7 +117,13 @@ class Particles:
 
     def cov(self) -> Float[Tensor, "*stack d d"]:
         centred = self.x - self.mean()[..., None, :]
-        return torch.einsum("...n,...nd,...ne->...de", self.weights, centred, centred)
+        made = torch.einsum("...n,...nd,...ne->...de", self.weights, centred, centred)
+        if not made.isfinite().all():
+            raise ValueError(
+                f"the covariance of these particles overflows {self.x.dtype}: their entries reach"
+                f" {self.x.abs().max():.3g}. Scale them down."
+            )
+        return made
 
     def radius(self) -> Float[Tensor, "*stack"]:
         """The radius of the smallest ball around 0 that holds every particle."""
@@ -128,7 +157,8 @@ class Gaussian:
                 "cov must be symmetric, got entries that differ from their mirror by up to"
                 f" {asymmetry.max():.3g}. Pass (cov + cov.mT) / 2 if that is what you mean."
             )
-        least = torch.linalg.eigvalsh((cov + cov.mT) / 2)[..., 0]
+        wide = cov if cov.dtype in (torch.float32, torch.float64) else cov.float()
+        least = torch.linalg.eigvalsh((wide + wide.mT) / 2)[..., 0]
         if (least < -tolerance * self.dim).any():
             raise ValueError(
                 f"cov must be positive semi-definite, got an eigenvalue {least.min():.3g}. A"
@@ -180,8 +210,10 @@ class Gaussian:
 
         A tensor grid on the range of the covariance: order**rank particles.
         """
-        if isinstance(order, bool) or not isinstance(order, int) or order < 1:
-            raise ValueError(f"order must be a whole number of at least 1, got {order!r}.")
+        if isinstance(order, bool) or not isinstance(order, int) or not 1 <= order <= HIGHEST_ORDER:
+            raise ValueError(
+                f"order must be a whole number from 1 to {HIGHEST_ORDER}, got {order!r}."
+            )
         values, vectors = torch.linalg.eigh((self.cov + self.cov.mT) / 2)
         flat = values.reshape(-1, self.dim)
         rounding = self.dim * torch.finfo(values.dtype).eps * flat.abs().amax(-1, keepdim=True)

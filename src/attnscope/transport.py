@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import warnings
 
-import ot
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -117,6 +116,8 @@ def _between_small_clouds(x: Tensor, w: Tensor, y: Tensor, z: Tensor, p: float) 
     if x.shape[-1] == 1:
         unit = float(max(x.max(), y.max()) - min(x.min(), y.min())) or 1.0
         on_line = ((x[:, 0] / unit).numpy(), (y[:, 0] / unit).numpy(), w.numpy(), z.numpy())
+        import ot  # seconds, with all that it brings
+
         return unit * max(float(ot.wasserstein_1d(*on_line, p=p)), 0.0) ** (1 / p)
     if p > LARGEST_POWER:
         raise ValueError(
@@ -131,6 +132,8 @@ def _between_small_clouds(x: Tensor, w: Tensor, y: Tensor, z: Tensor, p: float) 
         )
     gaps = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
     unit = float(gaps.max()) or 1.0
+    import ot
+
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # POT only warns when the network simplex did not finish
         value = ot.emd2(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ def brief(instance: Any) -> str:
     """A dataclass in a line or two, to be its `__repr__`: tensors by dtype and shape; functions and
     what is absent left out.
     """
-    parts = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
+    told = (field.name for field in dataclasses.fields(instance) if field.repr)
+    parts = {name: getattr(instance, name) for name in told}
     shown = [
         f"{name}={_shown(part)}"
         for name, part in parts.items()
@@ -46,6 +48,19 @@ def _shown(value: object) -> str:
     return str(value) if isinstance(value, torch.dtype | torch.device) else repr(value)
 
 
+def parsed(text: str | bytes) -> Any:
+    """What JSON of unknown origin says; a ValueError whatever is wrong with it."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("JSON that is nested too deeply") from error
+
+
+def is_dense(value: Tensor) -> bool:
+    """Whether a tensor holds its numbers one by one: no sparse one, and none without data."""
+    return value.layout == torch.strided and not value.is_meta
+
+
 def check_tensor(name: str, value: object, shape: str) -> None:
     """Refuse anything but a finite, real floating-point tensor whose number of axes fits `shape`.
 
@@ -60,6 +75,11 @@ def check_tensor(name: str, value: object, shape: str) -> None:
         raise TypeError(
             f"{name} must hold real floating-point numbers, got {described(value)}. Convert it"
             " first, for example with .to(torch.float64)."
+        )
+    if not is_dense(value):
+        raise TypeError(
+            f"{name} must be a dense tensor with data, got {described(value)} with layout"
+            f" {value.layout}. Convert it first, for example with .to_dense()."
         )
     axes = shape.replace("...", "").split()
     stacked = shape.startswith("...")

@@ -116,6 +116,7 @@ def test_no_energy_where_the_flow_is_no_gradient_flow(randn: Randn) -> None:
     for att, message in [
         (Softmax(Heads.from_matrices(randn(2, 2), a)), "symmetric"),
         (Softmax(Heads.from_matrices(a, randn(2, 2))), "multiple of A"),
+        (Softmax(Heads.from_matrices(0 * a, a)), "multiple of A"),
         (Softmax(Heads.from_matrices(a, a), causal=True), "no mask"),
         (Sigmoid(Heads.from_matrices(a, a)), "no energy on particles"),
     ]:
@@ -234,3 +235,11 @@ def test_a_large_collapsed_cloud_is_counted_quickly(randn: Randn) -> None:
     centres = torch.tensor([[0.0, 0.0], [5.0, 0.0], [0.0, 5.0]], dtype=torch.float64)
     x = centres.repeat(20_000, 1) + 1e-3 * randn(60_000, 2)
     assert clusters(Particles(x), 0.5).number == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_spectra_of_half_precision(dtype: torch.dtype) -> None:
+    cov = torch.diag(torch.tensor([4.0, 4.0, 0.0], dtype=dtype))
+    assert (int(rank(cov)), int(spectral_gap_rank(cov))) == (2, 2)
+    assert anisotropy(cov).dtype == dtype
+    assert float(anisotropy(cov)) == 0.5

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 
 from attnscope.attention import Attention, variants
-from attnscope.flows.spaces import Space
+from attnscope.flows.spaces import Ellipsoid, Space, Sphere
 from attnscope.measures import Gaussian, Particles
 from attnscope.validation import check_kind
 
@@ -41,6 +41,8 @@ def energy(attention: Attention, mu: Particles | Gaussian, space: Space | None =
     """
     check_kind("attention", attention, Attention)
     check_kind("mu", mu, Particles, Gaussian)
+    if space is not None:
+        check_kind("space", space, Sphere, Ellipsoid)
     _check_simple(attention)
     if isinstance(mu, Gaussian):
         return _of_gaussian(attention, mu)
@@ -93,7 +95,7 @@ def _factor(attention: Attention) -> float:
     c = float((values * a).sum() / (a * a).sum())
     size = float(a.abs().max())
     if (
-        c == 0
+        not abs(c) > 0  # NaN too: nothing is a multiple of A = 0
         or (a - a.mT).abs().max() > 1e-6 * size
         or (values - c * a).abs().max() > 1e-6 * abs(c) * size
     ):

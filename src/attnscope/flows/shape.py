@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from attnscope.measures import Particles
-from attnscope.validation import check_kind, check_positive, check_tensor
+from attnscope.validation import check_kind, check_positive, check_shape, check_tensor
 
 
 def rank(cov: Float[Tensor, "*stack d d"], threshold: float = 1e-3) -> Int[Tensor, "*stack"]:
@@ -26,7 +26,7 @@ def rank(cov: Float[Tensor, "*stack d d"], threshold: float = 1e-3) -> Int[Tenso
     """
     check_tensor("cov", cov, "... d d")
     check_positive("threshold", threshold)
-    values = torch.linalg.eigvalsh((cov + cov.mT) / 2)
+    values = _eigenvalues(cov)
     return ((values > threshold * values[..., -1:]) & (values > 0)).sum(-1)
 
 
@@ -39,7 +39,7 @@ def spectral_gap_rank(
     With no gap wider than a factor 10 the rank is full.
     """
     check_tensor("cov", cov, "... d d")
-    values = torch.linalg.eigvalsh((cov + cov.mT) / 2).flip(-1)
+    values = _eigenvalues(cov).flip(-1)
     logs = (values / values[..., :1].clamp(min=1e-300)).clamp(min=floor).log10()
     drops = logs[..., :-1] - logs[..., 1:]
     if drops.shape[-1] == 0:
@@ -58,9 +58,16 @@ def anisotropy(cov: Float[Tensor, "*stack d d"]) -> Float[Tensor, "*stack"]:
     check_tensor("cov", cov, "... d d")
     size = cov.detach().abs().amax((-2, -1), keepdim=True)  # sums of eigenvalues stay in range
     scaled = cov / torch.where(size > 0, size, 1.0)
-    values = torch.linalg.eigvalsh((scaled + scaled.mT) / 2)
+    values = _eigenvalues(scaled)
     share = values[..., -1] / torch.where(size[..., 0, 0] > 0, values.sum(-1), 1.0)
-    return torch.where(size[..., 0, 0] > 0, share, 1 / cov.shape[-1])
+    return torch.where(size[..., 0, 0] > 0, share, 1 / cov.shape[-1]).to(cov.dtype)
+
+
+def _eigenvalues(cov: Float[Tensor, "*stack d d"]) -> Float[Tensor, "*stack d"]:
+    """Of the symmetric part, ascending; there are no solvers in half precision."""
+    check_shape("cov", cov, (*cov.shape[:-1], cov.shape[-2]), "as many columns as rows")
+    wide = cov if cov.dtype in (torch.float32, torch.float64) else cov.float()
+    return torch.linalg.eigvalsh((wide + wide.mT) / 2)
 
 
 class Clusters(NamedTuple):

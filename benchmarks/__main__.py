@@ -1,7 +1,8 @@
 """`python -m benchmarks [NAME ...]`: run the benchmarks of this folder, print ratios, write
 benchmarks/results.json.
 
-`python -m benchmarks --markdown` prints the README's table of the results that are there.
+`python -m benchmarks --markdown` prints the table of docs/benchmarks.md from the results that are
+there, `python -m benchmarks --readme` that of README.md.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.table import COLUMNS, as_markdown, rows
+from benchmarks.table import COLUMNS, as_markdown, rows, those_that_matter
 
 RESULTS = Path(__file__).parent / "results.json"
 
 
 def main(chosen: list[str]) -> None:
-    if chosen == ["--markdown"]:
-        print(as_markdown(_results()))
+    tables = {"--markdown": as_markdown, "--readme": those_that_matter}
+    if len(chosen) == 1 and chosen[0] in tables:
+        print(tables[chosen[0]](_results()))
         return
     names = [
         info.name for info in pkgutil.iter_modules([str(RESULTS.parent)]) if info.name != "__main__"

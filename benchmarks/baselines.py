@@ -27,10 +27,15 @@ def eager(attention: Softmax) -> Callable[[Tensor], Tensor]:
     into = torch.cat([part.flatten(0, 1) for part in (heads.query, heads.key, heads.value)])
     assert heads.output is not None
     out = heads.output.transpose(0, 1).flatten(1)
+    given = (heads.query_bias, heads.key_bias, heads.value_bias)
+    none = torch.zeros_like(heads.query[..., 0])
+    bias = torch.cat([(none if part is None else part).flatten() for part in given])
+    biased = bool(bias.any())
 
     def function(x: Tensor) -> Tensor:
         n = x.shape[-2]
-        q, key, v = (x @ into.mT).unflatten(-1, (3, h, k)).movedim(-3, 0).transpose(-2, -3)
+        projected = x @ into.mT + bias if biased else x @ into.mT
+        q, key, v = projected.unflatten(-1, (3, h, k)).movedim(-3, 0).transpose(-2, -3)
         scores = q @ key.mT / math.sqrt(k)
         if attention.causal:
             hidden = torch.ones(n, n, dtype=torch.bool, device=x.device).triu(1)

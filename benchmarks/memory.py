@@ -33,6 +33,22 @@ assert out.shape == mu.x.shape and torch.isfinite(out).all()
 print(json.dumps({"gigabytes": round(peak_memory() / 1e9, 2), "seconds": round(seconds, 1)}))
 """
 
+SEARCH = """
+import torch
+from attnscope import Heads, Particles, Softmax, jacobian, spectral_norm
+from benchmarks.timing import peak_memory
+torch.set_num_threads(1)
+g = torch.Generator().manual_seed(0)
+q, k, v = (0.02 * torch.randn(12, 64, 768, generator=g) for _ in range(3))
+attention = Softmax(Heads(q, k, v, 0.02 * torch.randn(12, 768, 64, generator=g)), causal=True)
+spectral_norm(jacobian(attention, Particles(torch.randn(8, 768, generator=g))), max_pairs=3)
+before = peak_memory()
+x = torch.randn(4096, 768, generator=g)
+found = spectral_norm(jacobian(attention, Particles(x)), tol=1e-15, max_pairs=30)
+assert found.pairs == 30
+print((peak_memory() - before) / (x.numel() * 4))
+"""
+
 
 def main() -> dict[str, dict[str, float]]:
     """Every variant at full size, and softmax under a mask: peak memory in gigabytes."""
@@ -42,4 +58,6 @@ def main() -> dict[str, dict[str, float]]:
         row = json.loads(last_line_of(SCRIPT, name, str(n), "causal" if causal else "whole"))
         what = f"peak memory of {'causal ' * causal}{name} attention, n = {n:,}, d = 2, in GB"
         found[what] = {"value": row["gigabytes"], "at most": limit, "seconds": row["seconds"]}
-    return found
+    what = "peak memory of spectral_norm, n = 4096, 12 heads, d = 768, 30 pairs, in sizes of X"
+    sizes = float(last_line_of(SEARCH))
+    return found | {what: {"value": sizes, "at most": 70.0, "stretch": 50.0}}

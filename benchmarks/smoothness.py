@@ -1,6 +1,4 @@
-"""The main job against the baselines: products, constants, the papers' figure, memory, brackets and
-proved bounds.
-"""
+"""The main job against the baselines: products, constants, memory, brackets and proved bounds."""
 
 from __future__ import annotations
 
@@ -83,10 +81,8 @@ def main() -> dict[str, Any]:
         found |= _constant(case, starts=5)
     for case in (long, _full(models["bert-random"], 6, 1024)):
         found |= _constant(case, starts=3)
-    for name in ("gpt2-random", "bert-random"):
-        found |= _figure(models[name], 6)
     found |= _brackets([*short, long], models["minilm"])
-    found |= _estimates(models["minilm"]) | _dense_tops() | _proved(models["minilm"])
+    found |= _proved(models["minilm"])
     found["float32 lower bounds above the float64 truth, relative"] = _overshoot(found)
     return found | _peak_memory()
 
@@ -169,36 +165,6 @@ def _overshoot(found: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _figure(model: Model, layer: int, sampled: int = 3) -> dict[str, Any]:
-    """49 lengths x 10 sequences of one layer, from tokens to constants; P2 on three sequences of
-    every eighth length, scaled to all.
-    """
-    ids = model.encode(pinned_text())
-    attention, lengths = model.attention(layer), range(2, 100, 2)
-    fast = slow = 0.0
-    for n in lengths:
-        x = model.tokens(windows(ids, n, 10), layer)
-        fast += seconds(
-            lambda x=x: spectral_norm(jacobian(attention, Particles(x)), tol=TOLERANCE), repeats=1
-        )[0]
-    timed, function, pairs = lengths[::8], eager(attention), []
-    for n in timed:
-        for sequence, x in enumerate(model.tokens(windows(ids, n, sampled), layer)):
-            truth = Case("", attention, x, normed=False).truth()
-
-            def theirs(x: Tensor = x, truth: float = truth, seed: int = sequence) -> None:
-                pairs.append(
-                    power_method(p2(function, x), tuple(x.shape), x.dtype, truth, TOLERANCE, seed)[
-                        1
-                    ]
-                )
-
-            slow += seconds(theirs, repeats=1)[0]
-    ratio = slow / (sampled * len(timed)) * 10 * len(lengths) / fast
-    name = f"the papers' figure to 1e-6 vs P2, {model.name} layer {layer}"
-    return {name: {"ratio": ratio, "must": 20.0, "stretch": 40.0, "pairs of P2": pairs}}
-
-
 def _brackets(cases: list[Case], minilm: Model) -> dict[str, Any]:
     synthetic = [
         spectral_norm(case.operator(), tol=1e-3, failure_probability=1e-6).pairs for case in cases
@@ -221,65 +187,6 @@ def _brackets(cases: list[Case], minilm: Model) -> dict[str, Any]:
             "all": real,
         },
     }
-
-
-def _estimates(model: Model, starts: int = 8) -> dict[str, Any]:
-    """How often a run without a bracket says converged and is off: by its tolerance or by far more,
-    at another singular value.
-    """
-    ids = model.encode(pinned_text())
-    errors = []
-    for layer in range(model.layers):
-        attention = model.attention(layer)
-        for n in (4, 12, 24, 48):
-            x = model.tokens(windows(ids, n, 8), layer)
-            runs = [
-                spectral_norm(jacobian(attention, Particles(x)), tol=TOLERANCE, seed=seed)
-                for seed in range(starts)
-            ]
-            exact = spectral_norm(
-                jacobian(attention.to(torch.float64), Particles(x.to(torch.float64))),
-                tol=1e-12,
-                seed=starts,
-            )
-            lowers = torch.stack([torch.as_tensor(found.lower) for found in (*runs, exact)])
-            converged = torch.stack([torch.as_tensor(found.converged) for found in runs])
-            errors.append((1 - lowers[:-1] / lowers.amax(0))[converged])
-    off = torch.cat(errors)
-    wrong = 100 * float((off > 2 * TOLERANCE).double().mean())
-    name = "converged runs off by more than twice their tolerance, minilm, in %"
-    return {
-        name: {"at most": 1.0, "value": wrong, "largest error": float(off.max()), "runs": len(off)}
-    }
-
-
-def _dense_tops(runs: int = 100, size: int = 2000, tol: float = 1e-4) -> dict[str, Any]:
-    """The same on spectra that are dense or equal at their top, where a small residual says
-    little.
-    """
-    one = torch.ones(size, dtype=torch.float64)
-    line = torch.linspace(1, 0, size, dtype=torch.float64)
-    found: dict[str, Any] = {}
-    for name, values in {
-        "linspace(1, 0)": line,
-        "ten equal, then 0.999": torch.cat([one[:10], 0.999 * one[:1], 0.9 * line[11:]]),
-    }.items():
-
-        def product(u: Tensor, values: Tensor = values) -> Tensor:
-            return u * values
-
-        shape, device = (size,), values.device
-        op = LinearOperator(product, product, shape, shape, values.dtype, device, (runs,))
-        run = spectral_norm(op, tol=tol)
-        off = (1 - torch.as_tensor(run.lower))[torch.as_tensor(run.converged)]
-        found[f"converged runs off by more than twice their tolerance, {name}, in %"] = {
-            "at most": 1.0,
-            "value": 100 * float((off > 2 * tol).double().mean()) if len(off) else 0.0,
-            "largest error": float(off.max()) if len(off) else 0.0,
-            "runs": len(off),
-            "pairs": float(torch.as_tensor(run.pairs).double().mean()),
-        }
-    return found
 
 
 def _layers(model: Model, n: int, sequence: int) -> Iterator[tuple[Softmax, Particles]]:

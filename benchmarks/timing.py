@@ -4,12 +4,14 @@ ratios are kept.
 
 from __future__ import annotations
 
+import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def seconds(*sides: Callable[[], object], repeats: int = 3) -> list[float]:
@@ -29,6 +31,19 @@ def last_line_of(program: str, *arguments: str) -> str:
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
     )
     return done.stdout.strip().splitlines()[-1]
+
+
+def cpu_seconds_of(*command: str, **options: Any) -> float:
+    """The CPU time of a process and of those that it starts."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, capture_output=True, check=True, **options)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def forget_peak() -> None:
+    """The peak counts from here on."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory() -> float:

@@ -1,0 +1,177 @@
+"""Does content attention earn its keep? Strips of digits, certified, against a tuned control.
+
+A strip shows four digits; which of the last three is the same picture as the first, or of the same
+class, can only be told by comparing tokens. The control is the same network with A = 0 from the
+first step on: its tokens mix by place. Both are tuned over the same grid: every setting is trained
+once on strips of four fifths of the training digits and certified on strips of the others; the one
+with the largest certified accuracy at a radius is then trained with five fresh seeds on all
+training digits and certified at this radius on strips of test digits, which guided no choice.
+
+Every training is one line of benchmarks/strips.jsonl with its date and versions, so that
+`python -m benchmarks strips` goes on where it was stopped; remove the file to begin again.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any, NamedTuple
+
+import torch
+
+import attnscope
+from attnscope.certification import certify
+from attnscope.data import Images, images
+from attnscope.data._set import part
+from attnscope.data.strips import STRIPS, strips
+from attnscope.files import write_atomically
+from attnscope.nets import Config
+from attnscope.studies.papers.certified_strips import COMPARING, MIXING
+from attnscope.training import Recipe, Training
+
+RESULTS = Path(__file__).parent / "strips.jsonl"
+EPS = (0.1, 0.2)
+BARS = {0.1: 15.0, 0.2: 5.0}
+"""Points above the tuned control that are to be reached on the first task."""
+VALIDATION, TEST = 150, 300
+"""Strips that are certified to choose, and in the end."""
+TUNING_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
+
+
+class Task(NamedTuple):
+    """What is the same, and how deep the networks are."""
+
+    same: str
+    depth: int
+
+    def __str__(self) -> str:
+        return f"same {self.same}, depth {self.depth}"
+
+
+TASKS = (Task("picture", 1), Task("class", 1), Task("picture", 2))
+
+GRID: dict[str, dict[str, Any]] = {
+    "comparing": COMPARING,
+    "comparing, sharper": COMPARING | {"cap": 0.6},
+    "comparing, longer": COMPARING | {"steps": 1000},
+    "comparing, MLP": COMPARING | {"mlp": "sll", "half_width": 1.0},
+    "mixing": MIXING,
+    "mixing, sharper corners": MIXING | {"half_width": 0.2},
+    "mixing, for a smaller radius": MIXING | {"eps": 0.1},
+    "mixing, longer": MIXING | {"steps": 1000},
+}
+"""Settings by name: parts of the config and of the recipe, tried by network and control alike: what
+suits heads that compare, what suits an MLP that sees differences, and what lies between.
+"""
+
+
+def recipe(task: Task, setting: str, content: bool, seed: int) -> Recipe:
+    """What is trained."""
+    given = {"heads": 2, "steps": 400, "batch": 64, "rate": 0.01, "eps": 0.2} | GRID[setting]
+    given = {"delay": 0.3, "ramp": 0.4, "floor": 0.3, "cap": 0.35, "value_cap": 2.0} | given
+    parts = {name: value for name, value in given.items() if name in Config.__annotations__}
+    config = Config.vit((1, 8, 32), 3, 8, depth=task.depth, content=content, **parts)
+    rest = {name: value for name, value in given.items() if name not in parts}
+    return Recipe(config, seed=seed, **rest)
+
+
+@functools.cache
+def data(same: str, tuning: bool) -> tuple[Images, Images]:
+    """Strips to train on and strips to certify, of different digits."""
+    if not tuning:
+        name = "strips-class" if same == "class" else "strips"
+        return images(name, "train"), images(name, "test").first(TEST)
+    digits = images("digits", "train")
+    kept, held = (torch.from_numpy(part(of, digits.labels.numpy())) for of in ("train", "test"))
+    learned, seen = (
+        Images(digits.pixels[some], digits.labels[some], digits.classes, "digits")
+        for some in (kept, held)
+    )
+    return strips(learned, STRIPS["train"], same, 2), strips(seen, VALIDATION, same, 3)
+
+
+def trained(task: Task, setting: str, content: bool, seed: int, tuning: bool) -> dict[str, Any]:
+    """One training and what it certifies, in percent."""
+    train, held = data(task.same, tuning)
+    training = Training(recipe(task, setting, content, seed), train.pixels, train.labels)
+    while training.progress < 1:
+        training.advance()
+    network = training.network.double().eval().requires_grad_(False)
+    x, labels = held.pixels.double(), held.labels
+    answers = {"certified": certify(network, x, EPS, labels)}
+    if not tuning:
+        answers["certified with A = 0"] = certify(network.with_content_off(), x, EPS, labels)
+    return {
+        "clean": 100 * float((network(x).argmax(1) == labels).double().mean()),
+        **{
+            name: [100 * mean(one.verdict for one in found) for found in several]
+            for name, several in answers.items()
+        },
+        "norms of A": [norms.tolist() for norms in network.attention_norms()],
+        "strips": len(held),
+        "seconds": round(training.seconds, 1),
+        "date": datetime.date.today().isoformat(),
+        "versions": {"attnscope": attnscope.__version__, "torch": torch.__version__},
+    }
+
+
+def row(task: Task, setting: str, content: bool, seed: int, tuning: bool) -> dict[str, Any]:
+    """From the file, or measured now and put there."""
+    key = {
+        "task": str(task),
+        "setting": setting,
+        "options": GRID[setting],
+        "network": "network" if content else "control",
+        "seed": seed,
+        "phase": "tuning" if tuning else "final",
+    }
+    for line in _lines().splitlines():
+        kept: dict[str, Any] = json.loads(line)
+        if all(kept[name] == value for name, value in key.items()):
+            return kept
+    made = key | trained(task, setting, content, seed, tuning)
+    write_atomically(RESULTS, _lines() + json.dumps(made) + "\n")
+    return made
+
+
+def _lines() -> str:
+    """The file as it is now: another process may have put its rows there in the meantime."""
+    return RESULTS.read_text() if RESULTS.exists() else ""
+
+
+def tuned(task: Task, content: bool, place: int) -> str:
+    """The setting that certifies most at this radius on strips of other training digits."""
+    found = {name: row(task, name, content, TUNING_SEED, True) for name in GRID}
+    return max(found, key=lambda name: found[name]["certified"][place])
+
+
+def final(task: Task) -> Iterator[tuple[float, dict[str, list[float]]]]:
+    """Certified accuracies of the fresh seeds at each radius, of network and control."""
+    for place, eps in enumerate(EPS):
+        shares = {}
+        for name, content in (("network", True), ("control", False)):
+            setting = tuned(task, content, place)
+            rows = [row(task, setting, content, seed, False) for seed in SEEDS]
+            shares[name] = [one["certified"][place] for one in rows]
+        yield eps, shares
+
+
+def main() -> dict[str, Any]:
+    """How far the control stays behind; at least BARS on the first task."""
+    torch.set_num_threads(1)
+    made = {}
+    for task in TASKS:
+        for eps, shares in final(task):
+            ahead = mean(shares["network"]) - mean(shares["control"])
+            line: dict[str, Any] = {"value": -ahead, "spread": {}}
+            for name, of in shares.items():
+                line[name] = mean(of)
+                line["spread"][name] = pstdev(of)
+            if task == TASKS[0]:
+                line["at most"] = -BARS[eps]
+            made[f"strips, {task}: certified at {eps:g}, control less network, in points"] = line
+    return made

@@ -1,0 +1,118 @@
+"""Models on taps beside models whose heads are rebuilt: one pair of products, all single heads, and
+how tight the tapped bounds are.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+
+from attnscope.data.texts import text, windows
+from attnscope.models import Model, heads_jacobian, load
+from attnscope.models.generic import Generic
+from attnscope.operators import LinearOperator, spectral_norm
+from benchmarks.timing import seconds
+
+LENGTHS = (256, 1024)
+BOUND_LENGTH = 128
+SHAPE: dict[str, Any] = {
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 512,
+    "vocab_size": 1000,
+}
+SHAPES = ("Qwen3", "Gemma2", "Gemma3Text", "GptOss")
+OPTIONS: dict[str, dict[str, Any]] = {"GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2}}
+
+
+def main() -> dict[str, dict[str, float]]:
+    """GPT-2's shape for times, and heads of random models with rotary embeddings beside those of a
+    rebuilt Llama of their shape; minilm and random models for bounds.
+    """
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _times() | _times_of_shapes() | _bounds()
+
+
+def _times() -> dict[str, dict[str, float]]:
+    rebuilt = load("gpt2-random")
+    tapped = Generic(rebuilt.module, "gpt2 through taps")
+    found: dict[str, dict[str, float]] = {}
+    for n in LENGTHS:
+        ids = torch.randint(0, 1000, (1, n), generator=torch.Generator().manual_seed(n))
+        whole = [_pair(model.jacobian(0, ids)) for model in (rebuilt, tapped)]
+        one, other = seconds(*whole)
+        found[f"one pair through a tap over a rebuilt one, GPT-2, n = {n:,}"] = {
+            "value": other / one,
+            "at most": 1.25,
+        }
+        x, heads = rebuilt.tokens(ids, 0), range(rebuilt.heads)
+        single = [_pair(heads_jacobian(model, 0, x, heads)) for model in (rebuilt, tapped)]
+        one, other = seconds(*single)
+        found[f"all heads through taps over rebuilt ones, GPT-2, n = {n:,}"] = {
+            "value": other / one,
+            "at most": 1.25,
+        }
+    return found
+
+
+def _times_of_shapes() -> dict[str, dict[str, float]]:
+    """All heads of a layer; finding the maps of the layer, which happens once, is not counted."""
+    rebuilt, found = _random("Llama"), dict[str, dict[str, float]]()
+    for kind in SHAPES:
+        model = _random(kind)
+        for n in LENGTHS:
+            ids = torch.randint(3, 1000, (1, n), generator=torch.Generator().manual_seed(n))
+            pairs = [
+                _pair(heads_jacobian(each, 1, each.tokens(ids, 1), range(each.heads)))
+                for each in (rebuilt, model)
+            ]
+            one, other = seconds(*pairs)
+            found[f"all heads, random {kind} shape, over a rebuilt Llama's, n = {n:,}"] = {
+                "value": other / one,
+                "at most": 1.6,
+            }
+    return found
+
+
+def _random(kind: str) -> Model:
+    config = getattr(transformers, f"{kind}Config")(**SHAPE | OPTIONS.get(kind, {}))
+    torch.manual_seed(0)
+    return load(getattr(transformers, f"{kind}Model")(config).eval())
+
+
+def _pair(op: LinearOperator) -> Callable[[], object]:
+    generator = torch.Generator().manual_seed(0)
+    u = torch.randn((*op.stack, *op.in_shape), generator=generator)
+    op.rmv(op.mv(u))
+    return lambda: op.rmv(op.mv(u))
+
+
+def _bounds() -> dict[str, dict[str, float]]:
+    minilm = load("minilm")
+    ids = windows(minilm.encode(text("alice")), BOUND_LENGTH, 1)[0]
+    found = {
+        f"TB-S over sigma, minilm, n = {BOUND_LENGTH}, loosest layer": {
+            "value": max(_ratio(minilm, layer, ids) for layer in range(minilm.layers)),
+            "at most": 4.0,
+        }
+    }
+    for kind in SHAPES:
+        model = _random(kind)
+        ids = torch.randint(3, 1000, (BOUND_LENGTH,), generator=torch.Generator().manual_seed(1))
+        ratio = _ratio(model, 1, ids)
+        found[f"TB-S over sigma, random {kind} shape, n = {BOUND_LENGTH}"] = {"value": ratio}
+    return found
+
+
+def _ratio(model: Model, layer: int, ids: torch.Tensor) -> float:
+    (bound,) = (bound for bound in model.bounds(layer, ids) if bound.name == "TB-S")
+    return bound.value / float(spectral_norm(model.jacobian(layer, ids), tol=1e-3).lower)

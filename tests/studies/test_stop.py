@@ -11,6 +11,9 @@ import pytest
 from attnscope.studies import stop as stopping
 from attnscope.studies.stop import Stop
 
+SHORT = 0.5
+"""Seconds of patience: little, but more than a busy machine takes between two statements."""
+
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_asks_and_the_second_ends(number: int) -> None:
@@ -26,7 +29,7 @@ def test_the_first_signal_asks_and_the_second_ends(number: int) -> None:
 
 
 def test_a_step_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "PATIENCE", 0.05)
+    monkeypatch.setattr(stopping, "PATIENCE", SHORT)
     stop = Stop()
     with stop.listening():
         os.kill(os.getpid(), signal.SIGTERM)
@@ -36,13 +39,13 @@ def test_a_step_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_nothing_rings_after_a_step_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "PATIENCE", 0.05)
+    monkeypatch.setattr(stopping, "PATIENCE", SHORT)
     before = [signal.getsignal(number) for number in stopping.HEARD]
     stop = Stop()
     with stop.listening():
         os.kill(os.getpid(), signal.SIGTERM)
         stop.step_ended()
-        time.sleep(0.1)
+        time.sleep(1.5 * SHORT)
     assert [signal.getsignal(number) for number in stopping.HEARD] == before
 
 
@@ -50,13 +53,13 @@ class _Slow:
     """Its finaliser takes longer than anybody waits."""
 
     def __del__(self) -> None:
-        time.sleep(0.2)
+        time.sleep(2.5 * SHORT)
 
 
 def test_an_interrupt_that_python_cannot_raise_comes_again(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(stopping, "PATIENCE", 0.05)
+    monkeypatch.setattr(stopping, "PATIENCE", SHORT)
 
     def work() -> None:
         _Slow()  # gone at once; the interrupt in its finaliser is lost

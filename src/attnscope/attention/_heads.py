@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -112,6 +113,20 @@ class Heads:
         identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(query)
         return cls(query, identity, V.reshape(query.shape), scale=1.0)
 
+    @staticmethod
+    def from_parts(parts: Mapping[str, Any]) -> Heads:
+        """Heads of parts by name that were checked before (not checked again: under
+        `torch.func.vmap` no number can be looked at).
+        """
+        made = object.__new__(Heads)
+        for name, part in parts.items():
+            object.__setattr__(made, name, part)
+        return made
+
+    def parts(self) -> dict[str, Any]:
+        """Every part by its name, the scale included."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
     def __repr__(self) -> str:
         k, v, d = self.query.shape[1], self.value.shape[1], self.dim
         rest = [f"v={v}"] if v not in (k, d) else []
@@ -178,7 +193,7 @@ class Heads:
 
     def to(self, target: torch.dtype | torch.device | str) -> Heads:
         """The same heads in another dtype or on another device."""
-        moved: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        moved = self.parts()
         moved |= {name: part.to(target) for name, part in moved.items() if isinstance(part, Tensor)}
         return Heads(**moved)
 

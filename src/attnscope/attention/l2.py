@@ -59,13 +59,12 @@ class L2(Normalised):
         r"""$\Gamma(x) = \sum_h C_h (I + 2s\Sigma G_h)^{-1}(m + 2s\Sigma K_h^T(Q_h x + b_Q - b_K))$,
         $G = K^TK$ [castin25, Sec. 4].
 
-        With $\Sigma = LL^T$ and $N = \sqrt{2s}L$ it is $C_h(m + N(I + N^TG_hN)^{-1}N^TK_h^T(Q_h x +
-        b_Q - b_K - K_h m))$.
+        With $\Sigma = LL^T$, $N = \sqrt{2s}L$ and $M_h = K_hN$ it is $C_h(m + NM_h^T(I +
+        M_hM_h^T)^{-1}(Q_h x + b_Q - b_K - K_h m))$.
         """
         heads, factor = self.heads, mu.any_factor()[..., None, :, :]
         spread = (2 * heads.scale) ** 0.5 * factor
-        left, singular, right = torch.linalg.svd(heads.key @ spread, full_matrices=False)
-        gain = (spread @ right.mT * (singular / (1 + singular**2))[..., None, :]) @ left.mT
+        gain = _gain(spread, heads.key @ spread)
         shift = torch.zeros_like(heads.key[..., 0])
         shift = shift if heads.query_bias is None else shift + heads.query_bias
         shift = shift if heads.key_bias is None else shift - heads.key_bias
@@ -87,3 +86,20 @@ class L2(Normalised):
             torch.trace(g @ mu.cov.to(torch.float64)) / 2
             - torch.linalg.slogdet(identity + 2 * root @ g @ root).logabsdet / 4
         )
+
+
+def _gain(
+    spread: Float[Tensor, "*stack #h d d"], m: Float[Tensor, "*stack h k d"]
+) -> Float[Tensor, "*stack h d k"]:
+    r"""$NM^T(I + MM^T)^{-1}$, as least squares: with $(M, I)^T = QR$ it is $N(R^{-1}Q_M^T)^T$.
+
+    Unlike singular vectors, Q and R have derivatives where singular values are equal.
+    """
+    identity = torch.eye(m.shape[-2], dtype=m.dtype, device=m.device)
+    stacked = torch.cat([m.mT, identity.expand(*m.shape[:-1], m.shape[-2])], dim=-2)
+    q, r = torch.linalg.qr(stacked)
+    # Q_M of a small M has lost its digits beside I; then R is near I and M R^-1 has them all
+    small = torch.linalg.solve_triangular(r.mT, m, upper=False)
+    large = torch.linalg.matrix_norm(m, keepdim=True) > 1
+    top = torch.where(large, q[..., : m.shape[-1], :].mT, small)
+    return torch.linalg.solve_triangular(r, top @ spread.mT, upper=True).mT

@@ -2,6 +2,7 @@
 measure on the way.
 """
 
+from attnscope.flows.each import flow_each
 from attnscope.flows.energies import Energy, energy
 from attnscope.flows.integrate import flow
 from attnscope.flows.layers import residual
@@ -22,6 +23,7 @@ __all__ = [
     "distances",
     "energy",
     "flow",
+    "flow_each",
     "radius_bound",
     "rank",
     "residual",

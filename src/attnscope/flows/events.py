@@ -41,13 +41,14 @@ class BlowUp:
         self.rising = np.zeros(size.shape, dtype=int)
         self.time = np.full_like(size, np.inf)
 
-    def step(self, members: NDArray[np.int64], t: float, size: Array) -> None:
-        """Take in the sizes of these members at time t, and extrapolate the line to zero. Small
-        changes wait until they have added up.
+    def step(self, members: NDArray[np.int64], t: float | Array, size: Array) -> None:
+        """Take in the sizes of these members at time t, one for all or one each, and extrapolate
+        the line to zero. Small changes wait until they have added up.
         """
         with np.errstate(all="ignore"):
             grown = np.log(size / self.size[members])
             ready = np.abs(grown) >= CHANGE
+            t = np.broadcast_to(t, size.shape)[ready]
             members, size, grown = members[ready], size[ready], grown[ready]
             inverse = (t - self.before[members]) / grown
             middle = (t + self.before[members]) / 2
@@ -60,7 +61,7 @@ class BlowUp:
         self.middle[members], self.inverse[members] = middle, inverse
 
     def reached(
-        self, members: NDArray[np.int64], t: float, close: float = CLOSE
+        self, members: NDArray[np.int64], t: float | Array, close: float = CLOSE
     ) -> NDArray[np.bool_]:
         """Whose pole is near: little time is left, and the size changes on that scale of time."""
         near = close * (t - self.start)

@@ -54,7 +54,7 @@ def flow(
     dimension <= 3: `rtol` by default, 0 for the exact field always. `progress(t)` is called after
     each step; when it returns False the flow stops. Whatever happens, what was computed is kept.
     """
-    asked = _checked_times(times)
+    asked = checked_times(times)
     _check_options(rtol, atol, method, settle, fast)
     segments = _segments(attention, measure, asked)
     if isinstance(measure, Gaussian):
@@ -109,13 +109,13 @@ def _segments(attention: Schedule, measure: object, times: Array) -> list[Segmen
     checked against the measure.
     """
     if isinstance(attention, Attention):
-        exact = _fitting(attention, measure)
+        exact = fitting(attention, measure)
         return [Segment(float(times[-1]), partial(_constant, exact))]
     if isinstance(attention, Sequence):
         if len(attention) == 0:
             raise ValueError("attention must hold at least one layer, got an empty list.")
         stops = np.linspace(times[0], times[-1], len(attention) + 1)[1:]
-        layers = [_fitting(layer, measure) for layer in attention]
+        layers = [fitting(layer, measure) for layer in attention]
         return [
             Segment(float(stop), partial(_constant, layer))
             for stop, layer in zip(stops, layers, strict=True)
@@ -126,14 +126,14 @@ def _segments(attention: Schedule, measure: object, times: Array) -> list[Segmen
             f" {described(attention)}."
         )
     at = attention
-    return [Segment(float(times[-1]), lambda t: _fitting(at(t), measure))]
+    return [Segment(float(times[-1]), lambda t: fitting(at(t), measure))]
 
 
 def _constant(attention: Attention, t: float) -> Attention:
     return attention
 
 
-def _fitting(attention: object, measure: object) -> Attention:
+def fitting(attention: object, measure: object) -> Attention:
     """The attention in float64, refused when it does not fit the measure."""
     if not isinstance(attention, Attention):
         raise TypeError(
@@ -153,7 +153,7 @@ def _fitting(attention: object, measure: object) -> Attention:
     return attention.to(torch.float64)
 
 
-def _checked_times(times: Sequence[float] | Tensor) -> Array:
+def checked_times(times: Sequence[float] | Tensor) -> Array:
     asked = np.asarray(
         times.detach().cpu() if isinstance(times, Tensor) else times, dtype=np.float64
     )
@@ -170,11 +170,15 @@ def _checked_times(times: Sequence[float] | Tensor) -> Array:
     return asked
 
 
+def check_tolerances(rtol: float, atol: float) -> None:
+    check_positive("rtol", rtol)
+    check_positive("atol", atol)
+
+
 def _check_options(
     rtol: float, atol: float, method: str, settle: float | None, fast: float | None
 ) -> None:
-    check_positive("rtol", rtol)
-    check_positive("atol", atol)
+    check_tolerances(rtol, atol)
     if settle is not None:
         check_positive("settle", settle)
     if fast is not None and not (isinstance(fast, int | float) and 0 <= fast < math.inf):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -103,15 +104,10 @@ class GaussianMotion:
         self.field_error = 0.0
 
     def _parts(self, y: Array) -> tuple[Tensor, Tensor]:
-        d = self.shape[-1]
-        rows = torch.from_numpy(y).to(self.device)
-        return rows[:, :d], rows[:, d:].reshape(-1, d, d)
+        return _mean_and_factor(torch.from_numpy(y).to(self.device), self.shape[-1])
 
     def velocity(self, attention: Attention, y: Array, members: Members) -> Array:
-        mean, factor = self._parts(y)
-        affine = attention.on_gaussian(Gaussian.from_factor(mean, factor))
-        moving = (affine.matrix @ mean[..., None])[..., 0] + affine.offset
-        return torch.cat([moving, (affine.matrix @ factor).flatten(1)], dim=-1).cpu().numpy()
+        return gaussian_velocity(attention, torch.from_numpy(y).to(self.device)).cpu().numpy()
 
     def size(self, y: Array) -> Array:
         return np.linalg.norm(y, axis=-1)
@@ -138,6 +134,20 @@ class GaussianMotion:
 
 
 Motion = CloudMotion | GaussianMotion
+
+
+def gaussian_velocity(
+    attention: Attention, y: Float[Tensor, "*stack numbers"]
+) -> Float[Tensor, "*stack numbers"]:
+    """The time derivative of mean and factor, of one Gaussian or of a stack."""
+    mean, factor = _mean_and_factor(y, attention.heads.dim)
+    affine = attention.on_gaussian(Gaussian.from_factor(mean, factor))
+    moving = (affine.matrix @ mean[..., None])[..., 0] + affine.offset
+    return torch.cat([moving, (affine.matrix @ factor).flatten(-2)], dim=-1)
+
+
+def _mean_and_factor(y: Tensor, d: int) -> tuple[Tensor, Tensor]:
+    return y[..., :d], y[..., d:].unflatten(-1, (d, d))
 
 
 def _farthest(x: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ FINEST = 1e-13
 """The smallest relative tolerance that the solvers accept."""
 LARGEST = 1e150
 """A state beyond this cannot be squared."""
+POLE = "its size grows like a pole at this time"
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class Run:
             self._end(
                 np.array([member]),
                 "blew up",
-                "its size grows like a pole at this time",
+                POLE,
                 float(self.blow_up.time[member]),
             )
         if self.rest is not None and self.rest.due(self.t):
@@ -166,7 +167,7 @@ class Run:
             self._end(
                 np.array([member]),
                 "blew up",
-                "its size grows like a pole at this time",
+                POLE,
                 float(self.blow_up.time[member]),
             )
         if close.any():

@@ -32,6 +32,8 @@ SMALLEST = 16 * torch.finfo(torch.float64).eps
 NEARLY = 1.01
 """A step that would end this near to an asked time ends there."""
 
+HEADS = tuple(field.name for field in dataclasses.fields(Heads))
+
 
 def flow_each(
     attentions: Sequence[Attention],
@@ -61,9 +63,9 @@ def flow_each(
     with torch.no_grad():
         while len(run.active):
             run.advance()
-            if progress is not None and len(run.active):
-                if progress(float(run.t[run.active].min())) is False:
-                    run.end(run.active, "stopped", "the progress callback asked to stop")
+            earliest = run.earliest()
+            if progress is not None and earliest is not None and progress(earliest) is False:
+                run.end(run.active, "stopped", "the progress callback asked to stop")
     return run.trajectory()
 
 
@@ -77,7 +79,9 @@ class Fields(NamedTuple):
     def of(cls, attentions: Sequence[Attention]) -> Fields:
         every = [attention.heads.parts() for attention in attentions]
         parts = {
-            name: torch.stack([torch.as_tensor(parts[name]).to(every[0]["query"]) for parts in every])
+            name: torch.stack(
+                [torch.as_tensor(parts[name]).to(every[0]["query"]) for parts in every]
+            )
             for name, part in every[0].items()
             if part is not None
         }
@@ -98,9 +102,6 @@ class Fields(NamedTuple):
 
     def jacobian(self, y: Rows) -> Float64[Tensor, "members numbers numbers"]:
         return torch.func.vmap(torch.func.jacfwd(self._one, argnums=1))(self.parts, y)
-
-
-HEADS = tuple(field.name for field in dataclasses.fields(Heads))
 
 
 class StackRun:
@@ -155,6 +156,10 @@ class StackRun:
         self.due[there] += 1
         self._look(members[good.cpu().numpy()])
 
+    def earliest(self) -> float | None:
+        """The time of the member that is farthest behind; None when all have ended."""
+        return float(self.t[self.active].min()) if len(self.active) else None
+
     def _look(self, moved: Members) -> None:
         """Who has ended: by a pole, at the last time, or because it cannot go on."""
         t = self.t.cpu().numpy()
@@ -187,9 +192,7 @@ class StackRun:
         self._blow(members[close])
         self.end(members[~close], "failed", f"could not be integrated further: {problem}.")
 
-    def end(
-        self, members: Members, status: str, reason: str, time: float | None = None
-    ) -> None:
+    def end(self, members: Members, status: str, reason: str, time: float | None = None) -> None:
         for member in members:
             at = float(self.t[member]) if time is None else time
             self.outcomes[member] = Outcome(status, at, reason)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 GAMMA = 0.25
@@ -32,8 +32,13 @@ C = (
     (-2.430093356833875, -0.2063599157091915),
     (-0.1073529058151375, -9.594562251023355, -20.47028614809616),
     (7.496443313967647, -10.24680431464352, -33.99990352819905, 11.70890893206160),
-    (8.083246795921522, -7.981132988064893, -31.52159432874371, 16.31930543123136)
-    + (-6.058818238834054,),
+    (
+        8.083246795921522,
+        -7.981132988064893,
+        -31.52159432874371,
+        16.31930543123136,
+        -6.058818238834054,
+    ),
 )
 ORDER = 4
 SAFETY = 0.9
@@ -90,7 +95,7 @@ def first_size(y: Rows, speed: Rows, rtol: float, atol: float) -> Each:
     return 0.01 * torch.where((size > 0) & (fast > 0), size / fast, 1.0)
 
 
-def _sum(numbers: tuple[float, ...], stages: list[Float[Tensor, "..."]]) -> Float[Tensor, "..."]:
+def _sum(numbers: tuple[float, ...], stages: list[Tensor]) -> Tensor:
     total = numbers[0] * stages[0]
     for number, stage in zip(numbers[1:], stages[1:], strict=True):
         total = total + number * stage

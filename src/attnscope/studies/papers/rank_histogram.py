@@ -4,6 +4,7 @@ and V = R^T R [castin25].
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from torch import Tensor
 from attnscope.attention import Attention, Heads
 from attnscope.attention.l2 import L2
 from attnscope.attention.softmax import Softmax
-from attnscope.flows import flow, spectral_gap_rank
+from attnscope.flows import flow_each, spectral_gap_rank
 from attnscope.measures import Gaussian
 from attnscope.studies.cell import Cell
 from attnscope.studies.drawing import BLUE, GREY, RED, new_figure
@@ -32,8 +33,8 @@ NOTHING = 1e-7
 """Eigenvalues below this share of the largest are zero."""
 STAYS, FALLS = 0.8, 0.3
 """Shares of an eigenvalue that are left after the last nine tenths of the time."""
-SHARD = 5
-"""Runs that are one cell."""
+SHARD = 100
+"""Runs that are one cell: one stack, each run with its own step sizes."""
 VALUES = ("identity", "R^T R")
 
 
@@ -109,13 +110,34 @@ class RankHistogram(PaperFigure):
                         )
 
     def run(self, cell: RankCell, workbench: Workbench) -> list[Limit]:
-        made = []
-        for run in range(cell.first, cell.stop):
-            what = f"{cell.attention}, V {cell.values}, d = {cell.dim}, run {run}"
-            if not workbench.going((run - cell.first) / (cell.stop - cell.first), what):
-                break
-            made.append(_limit(cell, run))
-        return made
+        runs = range(cell.first, cell.stop)
+        # softmax and L2 see the same matrices, as in the authors' script
+        attentions, starts = zip(
+            *(
+                _problem(cell.attention, cell.values, cell.dim, drawn(cell.seed, cell.dim, run))
+                for run in runs
+            ),
+            strict=True,
+        )
+        what = f"{cell.attention}, V {cell.values}, d = {cell.dim}, {len(runs)} runs"
+
+        def going(t: float) -> None:
+            # steps grow with time, so that the logarithm tells how much is done
+            workbench.check(math.log1p(t) / math.log1p(cell.end), what)
+
+        # time scales differ by many orders when V does, so the solver is implicit
+        got = flow_each(
+            attentions,
+            Gaussian(torch.zeros(len(runs), cell.dim, dtype=torch.float64), torch.stack(starts)),
+            [0, cell.end / 10, cell.end],
+            rtol=1e-6,
+            atol=1e-9,
+            progress=going,
+        )
+        return [
+            _limit(cell, run, outcome.status, got.cov[:, member])
+            for member, (run, outcome) in enumerate(zip(runs, got.outcomes, strict=True))
+        ]
 
     def figures(self, table: Table) -> dict[str, Any]:
         return {self.name: _histograms(_cases(table))}
@@ -160,27 +182,14 @@ class RankHistogram(PaperFigure):
         return [f"The limit of {lost} of {len(table)} runs cannot be told."] if lost else []
 
 
-def _limit(cell: RankCell, run: int) -> Limit:
-    # softmax and L2 see the same matrices, as in the authors' script
-    generator = drawn(cell.seed, cell.dim, run)
-    attention, start = _problem(cell.attention, cell.values, cell.dim, generator)
-    zero = torch.zeros(cell.dim, dtype=torch.float64)
-    # time scales differ by many orders when V does, so the solver has an implicit side
-    got = flow(
-        attention,
-        Gaussian(zero, start),
-        [0, cell.end / 10, cell.end],
-        rtol=1e-6,
-        atol=1e-9,
-        method="LSODA",
-        settle=None,
-    )
-    growth = float(got.final.cov.trace() / start.trace())
-    bounded = not (got.status == "blew up" or growth > GROWN)
-    rank, told = int(spectral_gap_rank(got.final.cov)), got.status != "failed" or not bounded
+def _limit(cell: RankCell, run: int, status: str, cov: Float[Tensor, "times d d"]) -> Limit:
+    """What became of one run, from how it ended and its covariances in time."""
+    growth = float(cov[-1].trace() / cov[0].trace())
+    bounded = not (status == "blew up" or growth > GROWN)
+    rank, told = int(spectral_gap_rank(cov[-1])), status != "failed" or not bounded
     if bounded and told:
-        rank, told = settled_rank(*torch.linalg.eigvalsh(got.cov[-2:]))
-    return Limit(cell.attention, cell.values, cell.dim, run, got.status, bounded, rank, told)
+        rank, told = settled_rank(*torch.linalg.eigvalsh(cov[-2:]))
+    return Limit(cell.attention, cell.values, cell.dim, run, status, bounded, rank, told)
 
 
 def settled_rank(before: Float[Tensor, " d"], end: Float[Tensor, " d"]) -> tuple[int, bool]:

@@ -70,14 +70,14 @@ def centred(cov: torch.Tensor) -> Gaussian:
 def test_every_member_follows_its_closed_form_and_blows_up_at_its_own_time(randn: Randn) -> None:
     """S(t) = S_0^{1/2} (I - 2tM)^{-1} S_0^{1/2}, M = S_0^{1/2} A_s S_0^{1/2}, for V = I."""
     d, end = 3, 5.0
-    a, cov = randn(8, d, d), covariances(randn, 8, d)
-    a[4:] -= 4 * torch.eye(d, dtype=a.dtype)  # these stay bounded
+    a, cov = randn(6, d, d), covariances(randn, 6, d)
+    a[3:] -= 4 * torch.eye(d, dtype=a.dtype)  # these stay bounded
     eye = torch.eye(d, dtype=a.dtype)
     attentions = [Softmax(Heads.from_matrices(one, eye)) for one in a]
     root = centred(cov).factor()
     m = root @ ((a + a.mT) / 2) @ root
     pole = 1 / (2 * torch.linalg.eigvalsh(m)[:, -1])
-    got = flow_each(attentions, centred(cov), [0, end / 10, end])
+    got = flow_each(attentions, centred(cov), [0, end / 10, end], rtol=1e-7)
     statuses = {outcome.status for outcome in got.outcomes}
     assert statuses == {"blew up", "finished"}
     for member, outcome in enumerate(got.outcomes):
@@ -129,16 +129,18 @@ def test_a_member_does_not_depend_on_those_beside_it(randn: Randn) -> None:
         Softmax(Heads(*(part[None] for part in (one, -one, values))))
         for one, values in zip(q, v, strict=True)
     ]
-    together = flow_each(attentions, centred(cov), [0, 10.0, 100.0])
+    together = flow_each(attentions, centred(cov), [0, 1.0, 10.0], rtol=1e-4)
     for member, attention in enumerate(attentions):
-        alone = flow_each([attention], centred(cov[member : member + 1]), [0, 10.0, 100.0])
+        start = centred(cov[member : member + 1])
+        alone = flow_each([attention], start, [0, 1.0, 10.0], rtol=1e-4)
         assert torch.allclose(together.cov[:, member], alone.cov[:, 0], rtol=1e-10, atol=1e-13)
         assert together.outcomes[member] == alone.outcomes[0]
 
 
 def test_states_come_back_in_their_dtype_and_nothing_asked_is_lost(randn: Randn) -> None:
     attention = Softmax(Heads.from_matrices(-torch.eye(2), torch.eye(2)))
-    got = flow_each([attention] * 2, centred(covariances(randn, 2, 2).float()), [1, 2, 3, 4])
+    start = centred(covariances(randn, 2, 2).float())
+    got = flow_each([attention] * 2, start, [1, 2, 3, 4], rtol=1e-5)
     assert got.times.tolist() == [1, 2, 3, 4]
     assert got.cov.shape == (4, 2, 2, 2)
     assert got.cov.dtype == torch.float32
@@ -167,7 +169,8 @@ def test_a_stack_can_be_stopped_and_keeps_what_it_has(randn: Randn) -> None:
         return t < 1
 
     attentions = [Softmax(Heads.from_matrices(-size * eye, eye)) for size in (1.0, 50.0)]
-    got = flow_each(attentions, centred(covariances(randn, 2, 2)), [0, 0.5, 1e6], progress=watch)
+    start = centred(covariances(randn, 2, 2))
+    got = flow_each(attentions, start, [0, 0.5, 1e6], rtol=1e-5, progress=watch)
     assert got.status == "stopped"
     assert seen == sorted(seen)
     assert min(outcome.time for outcome in got.outcomes) == seen[-1] >= 1

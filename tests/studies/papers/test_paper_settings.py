@@ -150,3 +150,6 @@ def test_the_rank_counts_what_has_stopped_falling() -> None:
     assert rank(*late) == (3, True)
     assert rank((0.2, 0.1), (1.0, 1.0)) == (1, False)
     assert rank((1.0, 0.9), (1.0, 1.0)) == (2, True)
+    # a start that is almost singular: small is not zero while it stays, and zero only as noise
+    assert rank((1.7e-7, 1.7e-7), (1.9, 1.9)) == (2, True)
+    assert rank((1e-12, 1e-12), (1.9, 1.9)) == (1, True)

@@ -36,7 +36,7 @@ for S_0 = Z Z^T has eigenvalues of 5e-8 in some of a few hundred draws, and so h
 STAYS, FALLS = 0.8, 0.3
 """Shares of an eigenvalue that are left after the last nine tenths of the time."""
 SHARD = 100
-"""Runs that are one cell: one stack, each run with its own step sizes."""
+"""Draws of matrices that are one cell, all in one stack, each run with its own step sizes."""
 VALUES = ("identity", "R^T R")
 
 
@@ -69,10 +69,9 @@ class RankConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RankCell(Cell):
-    """The runs from number `first` up to `stop`."""
+    """The runs from number `first` up to `stop`, with V = I and with V = R^T R: one stack."""
 
     attention: str
-    values: str
     dim: int
     first: int
     stop: int
@@ -89,7 +88,7 @@ class RankHistogram(PaperFigure):
     topic = "dynamics"
     seconds = (20, 1000)
     Config = RankConfig
-    fast = RankConfig(runs=20)
+    fast = RankConfig(runs=10)
     tables: ClassVar[dict[str, type]] = {"results": Limit}
 
     def cells(self, config: RankConfig, workbench: Workbench) -> Iterable[RankCell]:
@@ -98,30 +97,28 @@ class RankHistogram(PaperFigure):
         if min(config.dims, default=0) < 2:
             raise ValueError(f"dims must be at least 2, so that Q has a row, got {config.dims}.")
         for name in ("softmax", "L2"):
-            for values in VALUES:
-                for dim in config.dims:
-                    for first in range(0, config.runs, SHARD):
-                        yield RankCell(
-                            attention=name,
-                            values=values,
-                            dim=dim,
-                            first=first,
-                            stop=min(first + SHARD, config.runs),
-                            end=config.end,
-                            seed=config.seed,
-                        )
+            for dim in config.dims:
+                for first in range(0, config.runs, SHARD):
+                    yield RankCell(
+                        attention=name,
+                        dim=dim,
+                        first=first,
+                        stop=min(first + SHARD, config.runs),
+                        end=config.end,
+                        seed=config.seed,
+                    )
 
     def run(self, cell: RankCell, workbench: Workbench) -> list[Limit]:
-        runs = range(cell.first, cell.stop)
+        members = [(values, run) for values in VALUES for run in range(cell.first, cell.stop)]
         # softmax and L2 see the same matrices, as in the authors' script
         attentions, starts = zip(
             *(
-                _problem(cell.attention, cell.values, cell.dim, drawn(cell.seed, cell.dim, run))
-                for run in runs
+                _problem(cell.attention, values, cell.dim, drawn(cell.seed, cell.dim, run))
+                for values, run in members
             ),
             strict=True,
         )
-        what = f"{cell.attention}, V {cell.values}, d = {cell.dim}, {len(runs)} runs"
+        what = f"{cell.attention}, d = {cell.dim}, {len(members)} runs"
 
         def going(t: float) -> None:
             # steps grow with time, so that the logarithm tells how much is done
@@ -130,15 +127,17 @@ class RankHistogram(PaperFigure):
         # time scales differ by many orders when V does, so the solver is implicit
         got = flow_each(
             attentions,
-            Gaussian(torch.zeros(len(runs), cell.dim, dtype=torch.float64), torch.stack(starts)),
+            Gaussian(torch.zeros(len(members), cell.dim, dtype=torch.float64), torch.stack(starts)),
             [0, cell.end / 10, cell.end],
             rtol=1e-6,
             atol=1e-9,
             progress=going,
         )
         return [
-            _limit(cell, run, outcome.status, got.cov[:, member])
-            for member, (run, outcome) in enumerate(zip(runs, got.outcomes, strict=True))
+            _limit(cell, values, run, outcome.status, got.cov[:, place])
+            for place, ((values, run), outcome) in enumerate(
+                zip(members, got.outcomes, strict=True)
+            )
         ]
 
     def figures(self, table: Table) -> dict[str, Any]:
@@ -184,14 +183,16 @@ class RankHistogram(PaperFigure):
         return [f"The limit of {lost} of {len(table)} runs cannot be told."] if lost else []
 
 
-def _limit(cell: RankCell, run: int, status: str, cov: Float[Tensor, "times d d"]) -> Limit:
+def _limit(
+    cell: RankCell, values: str, run: int, status: str, cov: Float[Tensor, "times d d"]
+) -> Limit:
     """What became of one run, from how it ended and its covariances in time."""
     growth = float(cov[-1].trace() / cov[0].trace())
     bounded = not (status == "blew up" or growth > GROWN)
     rank, told = int(spectral_gap_rank(cov[-1])), status != "failed" or not bounded
     if bounded and told:
         rank, told = settled_rank(*torch.linalg.eigvalsh(cov[-2:]))
-    return Limit(cell.attention, cell.values, cell.dim, run, status, bounded, rank, told)
+    return Limit(cell.attention, values, cell.dim, run, status, bounded, rank, told)
 
 
 def settled_rank(before: Float[Tensor, " d"], end: Float[Tensor, " d"]) -> tuple[int, bool]:

@@ -86,7 +86,7 @@ class RankHistogram(PaperFigure):
     paper = "castin25"
     figure = "rank histograms"
     topic = "dynamics"
-    seconds = (20, 1000)
+    seconds = (50, 80)
     Config = RankConfig
     fast = RankConfig(runs=10)
     tables: ClassVar[dict[str, type]] = {"results": Limit}

@@ -49,16 +49,26 @@ class Form(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """A tile made again."""
+    """A tile made again, and the strips that meet in it: rows of all heads of a group one after the
+    other.
+    """
 
-    exp: Tensor
+    exp: Float[Tensor, "p rows keys"]
     """$e^{z - \\max z}$"""
-    tanh: Tensor | None
-    """of the soft-cap"""
-    inverse: Tensor
-    """one over the row's total"""
-    sink: Tensor | None
+    steep: Float[Tensor, "p rows keys"]
+    """$c'(u)e^{z - \\max z}$: products want the slope of the soft-cap nowhere else, so that it
+    costs them nothing where tiles are kept
+    """
+    tanh: Float[Tensor, "p rows keys"] | None
+    """of the soft-cap, while the tile is not kept: second derivatives alone ask for it"""
+    inverse: Float[Tensor, "p rows 1"] | None
+    """one over the row's total; None where the others carry it, as those that are kept do"""
+    sink: Float[Tensor, "p rows 1"] | None
     """$e^{a - \\max z}$"""
+    q: Float[Tensor, "p rows k"]
+    k: Float[Tensor, "p keys k"]
+    v: Float[Tensor, "p keys v"]
+    o: Float[Tensor, "p rows v"]
 
 
 class Tiled:
@@ -86,7 +96,9 @@ class Tiled:
         self.kept: dict[tuple[int, int], _Made] | None = {} if keep and small else None
         self.form, self.masked, self.given = form, mask is not None, (bias, sinks)
         self.grid = Grid(q, k, mask)
-        self.q, self.k, self.v = self.grid.queries(q), self.grid.keys(k), self.grid.keys(v)
+        # every product wants one factor times the scale: the one that does not change
+        self.q, self.k = self.grid.queries(form.scale * q), self.grid.keys(form.scale * k)
+        self.plain_k, self.v = self.grid.keys(k), self.grid.keys(v)
         self.bias, self.sinks = self.grid.biases(bias), self.grid.sinks(sinks)
 
     def value(self) -> tuple[Float[Tensor, "b h m v"], Float[Tensor, "b h m 2"]]:
@@ -96,7 +108,7 @@ class Tiled:
         for tile in grid.tiles():
             z, _ = self._scores(tile)
             top = z.amax(-1, keepdim=True)
-            sink = None if self.sinks is None else self.sinks[tile.batch, tile.group]
+            sink = None if self.sinks is None else self._sink(tile, self.sinks)
             if sink is not None:
                 top = torch.maximum(top, sink)
             if self.masked:  # where a row reads nothing its largest score is -inf: avoid NaN
@@ -105,38 +117,40 @@ class Tiled:
             total = exp.sum(-1, keepdim=True)
             if sink is not None:
                 total += (sink - top).exp_()
-            part = _mix(exp, self.v[tile.problems, tile.keys])
-            grid.grouped(o)[tile.there] = part.mul_(_inverse(total))
-            grid.grouped(rows)[tile.there] = torch.cat([top, total], -1)
+            part = torch.bmm(exp, self.v[tile.problems, tile.keys]).mul_(_inverse(total))
+            grid.grouped(o)[tile.there] = grid.tiled(tile, part)
+            grid.grouped(rows)[tile.there] = grid.tiled(tile, torch.cat([top, total], -1))
         return o, rows
 
     def jvp(self, o: Tensor, rows: Tensor, change: Inputs) -> Float[Tensor, "b h m v"]:
         """The change of the output."""
         out, moved = self.grid.output(self.v), self._flat(change)
         for tile in self.grid.tiles():
-            made = self._again(tile, rows)
-            dz = self._score_change(tile, made, moved, self._product_change(tile, moved))
-            dz *= made.exp
-            part = _mix(dz, self.v[tile.problems, tile.keys])
+            made = self._again(tile, o, rows)
+            dz = self._product_change(tile, made, moved).mul_(made.steep)
+            if moved.bias is not None:
+                p = self.grid.tiled(tile, made.exp)
+                self.grid.tiled(tile, dz).addcmul_(moved.bias[tile.scores], p)
+            part = torch.bmm(dz, made.v)
             if moved.v is not None:
-                part += _mix(made.exp, moved.v[tile.problems, tile.keys])
+                part.baddbmm_(made.exp, moved.v[tile.problems, tile.keys])
             total = self._with_sink(tile, made, dz.sum(-1, keepdim=True), moved)
-            part.addcmul_(total, self.grid.grouped(o)[tile.there], value=-1)
-            self.grid.grouped(out)[tile.there] = part.mul_(made.inverse)
+            part.addcmul_(total, made.o, value=-1)
+            self.grid.grouped(out)[tile.there] = self.grid.tiled(tile, _over(part, made))
         return out
 
     def vjp(self, o: Tensor, rows: Tensor, g: Tensor, wanted: tuple[bool, bool]) -> Inputs:
         """The adjoint: gradients of <g, output>; those of bias and sinks where `wanted`."""
         into = _Gradients(self, wanted)
         for tile in self.grid.tiles():
-            made = self._again(tile, rows)
-            here, rate = self._rate(tile, made, o, g)
+            made = self._again(tile, o, rows)
+            here, rate = self._rate(tile, made, g)
             into.values(tile, made.exp, here)
-            dz = self._against(tile, here, self.v).sub_(rate).mul_(made.exp)
-            into.bias(tile, dz)
+            w = torch.bmm(here, made.v.mT).sub_(rate)
+            into.bias(tile, w, made.exp)
             if made.sink is not None:
                 into.sinks(tile, -made.sink * rate)
-            into.products(tile, _slope(dz, made), self.q, self.k)
+            into.products(tile, w.mul_(made.steep), made.q, made.k)
         return into.result()
 
     def second(
@@ -147,32 +161,35 @@ class Tiled:
         """
         into, moved = _Gradients(self, wanted), self._flat(change)
         for tile in self.grid.tiles():
-            made = self._again(tile, rows)
-            here, rate = self._rate(tile, made, o, g)
-            du = self._product_change(tile, moved)
-            dz = self._score_change(tile, made, moved, du.clone())
+            made = self._made(tile, o, rows)
+            here, rate = self._rate(tile, made, g)
+            du = self._product_change(tile, made, moved)
+            dz = _slope(du.clone(), made)
+            if moved.bias is not None:
+                self.grid.tiled(tile, dz).add_(moved.bias[tile.scores])
             delta = (dz * made.exp).sum(-1, keepdim=True)
-            delta = self._with_sink(tile, made, delta, moved).mul_(made.inverse)
+            delta = _over(self._with_sink(tile, made, delta, moved), made)
             dz -= delta
-            w = self._against(tile, here, self.v).sub_(rate)
+            w = torch.bmm(here, made.v.mT).sub_(rate)
             a = w * dz
             if moved.v is not None:
-                a += self._against(tile, here, moved.v)
+                a.baddbmm_(here, moved.v[tile.problems, tile.keys].mT)
             into.values(tile, dz.mul_(made.exp), here)
             mean = (a * made.exp).sum(-1, keepdim=True)
             if made.sink is not None:
                 da = -delta
                 if moved.sinks is not None:
-                    da = da + moved.sinks[tile.batch, tile.group]
+                    da = da + self._sink(tile, moved.sinks)
                 mean = mean - made.sink * da * rate
-                into.sinks(tile, -made.sink * (da * rate + mean * made.inverse))
-            a.sub_(mean * made.inverse).mul_(made.exp)
-            into.bias(tile, a)
-            slope, a = _slope(w.mul_(made.exp), made), _slope(a, made)
+                into.sinks(tile, -made.sink * (da * rate + _over(mean, made)))
+            a.sub_(_over(mean, made))
+            into.bias(tile, a, made.exp)
+            slope, a = w.mul_(made.steep), a.mul_(made.steep)
             if made.tanh is not None and self.form.softcap is not None:  # c'' = -2 tanh c' / C
                 a.addcmul_(slope * made.tanh, du, value=-2 / self.form.softcap)
-            into.products(tile, a, self.q, self.k)
-            into.products(tile, slope, moved.q, moved.k)
+            into.products(tile, a, made.q, made.k)
+            q, k = self._strips(tile, moved)
+            into.products(tile, slope, *(x if x is None else self.form.scale * x for x in (q, k)))
         return into.result()
 
     def _flat(self, change: Inputs) -> Inputs:
@@ -187,99 +204,102 @@ class Tiled:
 
     def _scores(self, tile: Tile) -> tuple[Tensor, Tensor | None]:
         """z of a tile, -inf where hidden, and the tanh of its soft-cap."""
-        strip = self.q[tile.problems, :, tile.rows].flatten(1, 2) * self.form.scale
-        z = torch.bmm(strip, self.k[tile.problems, tile.keys].mT)
-        z, tanh = self.grid.tiled(tile, z), None
+        strip = self.q[tile.problems, :, tile.rows].flatten(1, 2)
+        z, tanh = torch.bmm(strip, self.plain_k[tile.problems, tile.keys].mT), None
         if self.form.softcap is not None:
             tanh = z.div_(self.form.softcap).tanh_()
             z = tanh * self.form.softcap
+        wide = self.grid.tiled(tile, z)
         if self.bias is not None:
-            z += self.bias[tile.scores]
-        self.grid.hide(tile, z)
+            wide += self.bias[tile.scores]
+        self.grid.hide(tile, wide)
         return z, tanh
 
-    def _again(self, tile: Tile, rows: Tensor) -> _Made:
+    def _again(self, tile: Tile, o: Tensor, rows: Tensor) -> _Made:
         if self.kept is None:
-            return self._made(tile, rows)
+            return self._made(tile, o, rows)
         place = tile.problems.start, tile.rows.start
         if place not in self.kept:
-            self.kept[place] = self._made(tile, rows)
+            self.kept[place] = _normalised(self._made(tile, o, rows))
         return self.kept[place]
 
-    def _made(self, tile: Tile, rows: Tensor) -> _Made:
+    def _made(self, tile: Tile, o: Tensor, rows: Tensor) -> _Made:
         z, tanh = self._scores(tile)
-        top, total = self.grid.grouped(rows)[tile.there].split(1, -1)
-        sink = None if self.sinks is None else (self.sinks[tile.batch, tile.group] - top).exp_()
-        return _Made(z.sub_(top).exp_(), tanh, _inverse(total), sink)
+        top, total = self._rows(tile, rows).split(1, -1)
+        sink = None if self.sinks is None else (self._sink(tile, self.sinks) - top).exp_()
+        exp = z.sub_(top).exp_()
+        steep = exp if tanh is None else torch.addcmul(exp, exp * tanh, tanh, value=-1)
+        q, k = self._strips(tile, Inputs(self.q, self.k, None))
+        assert q is not None
+        assert k is not None
+        v, here = self.v[tile.problems, tile.keys], self._rows(tile, o)
+        return _Made(exp, steep, tanh, _inverse(total), sink, q, k, v, here)
 
-    def _product_change(self, tile: Tile, moved: Inputs) -> Tensor:
+    def _product_change(self, tile: Tile, made: _Made, moved: Inputs) -> Tensor:
         """The change of u."""
         du: Tensor | None = None
-        for q, k in ((moved.q, self.k), (self.q, moved.k)):
-            if q is not None and k is not None:
-                strip = q[tile.problems, :, tile.rows].flatten(1, 2) * self.form.scale
-                keys = k[tile.problems, tile.keys].mT
-                du = torch.bmm(strip, keys) if du is None else du.baddbmm_(strip, keys)
-        if du is None:
-            like = self.q[tile.problems, :, tile.rows].flatten(1, 2)[..., :1]
-            du = like.new_zeros(*like.shape[:-1], tile.keys.stop - tile.keys.start)
-        return self.grid.tiled(tile, du)
+        q, k = self._strips(tile, moved)
+        if q is not None:
+            du = torch.bmm(q, made.k.mT)
+        if k is not None:
+            du = torch.bmm(made.q, k.mT) if du is None else du.baddbmm_(made.q, k.mT)
+        return torch.zeros_like(made.exp) if du is None else du
 
-    def _score_change(self, tile: Tile, made: _Made, moved: Inputs, du: Tensor) -> Tensor:
-        """The change of z, written over that of u."""
-        dz = _slope(du, made)
-        if moved.bias is not None:
-            dz += moved.bias[tile.scores]
-        return dz
+    def _strips(self, tile: Tile, of: Inputs) -> tuple[Tensor | None, Tensor | None]:
+        """Queries and keys that meet in a tile."""
+        q = None if of.q is None else of.q[tile.problems, :, tile.rows].flatten(1, 2)
+        return q, None if of.k is None else of.k[tile.problems, tile.keys]
+
+    def _rows(self, tile: Tile, x: Float[Tensor, "b h m w"]) -> Float[Tensor, "p rows w"]:
+        """Its rows of what every query has."""
+        return _flat(self.grid.grouped(x)[tile.there])
+
+    def _sink(self, tile: Tile, sinks: Tensor) -> Float[Tensor, "p rows 1"]:
+        """A number for each head at each of its rows."""
+        height = tile.rows.stop - tile.rows.start
+        return _flat(sinks[tile.batch, tile.group].expand(-1, -1, -1, height, 1))
 
     def _with_sink(self, tile: Tile, made: _Made, total: Tensor, moved: Inputs) -> Tensor:
         """The sink's own change added to a sum over the keys."""
         if made.sink is None or moved.sinks is None:
             return total
-        return total + made.sink * moved.sinks[tile.batch, tile.group]
+        return total + made.sink * self._sink(tile, moved.sinks)
 
-    def _rate(self, tile: Tile, made: _Made, o: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    def _rate(self, tile: Tile, made: _Made, g: Tensor) -> tuple[Tensor, Tensor]:
         """g_i and r_i over the row's total: what carries it needs no division entry by entry."""
-        here = self.grid.grouped(g)[tile.there] * made.inverse
-        return here, (here * self.grid.grouped(o)[tile.there]).sum(-1, keepdim=True)
-
-    def _against(self, tile: Tile, here: Tensor, values: Tensor) -> Tensor:
-        """<here_i, values_j> over a tile."""
-        flat = here.flatten(2, 3).flatten(0, 1)
-        return self.grid.tiled(tile, torch.bmm(flat, values[tile.problems, tile.keys].mT))
+        here = _over(self._rows(tile, g), made)
+        return here, (here * made.o).sum(-1, keepdim=True)
 
 
 class _Gradients:
     """Gradients as they add up tile by tile."""
 
     def __init__(self, at: Tiled, wanted: tuple[bool, bool]) -> None:
-        self.grid, self.scale = at.grid, at.form.scale
+        self.grid = at.grid
         self.q, self.k, self.v = (torch.zeros_like(part) for part in (at.q, at.k, at.v))
         self.of_bias = _zeros(at.given[0] if wanted[0] else None)
         self.of_sinks = _zeros(at.given[1] if wanted[1] else None)
 
     def products(self, tile: Tile, du: Tensor, q: Tensor | None, k: Tensor | None) -> None:
-        """From gradients in u = s <q, k> to those in the two factors."""
-        flat = du.flatten(2, 3).flatten(0, 1)
+        """From gradients in u to those in its factors; q and k are given times the scale."""
         if k is not None:
-            part = torch.bmm(flat, k[tile.problems, tile.keys]).mul_(self.scale)
             into = self.q[tile.problems, :, tile.rows]
-            into += part.view(into.shape)
+            into += torch.bmm(du, k).view(into.shape)
         if q is not None:
-            strip = q[tile.problems, :, tile.rows].flatten(1, 2)
-            self.k[tile.problems, tile.keys].baddbmm_(flat.mT, strip, alpha=self.scale)
+            self.k[tile.problems, tile.keys].baddbmm_(du.mT, q)
 
     def values(self, tile: Tile, p: Tensor, here: Tensor) -> None:
-        flat = p.flatten(2, 3).flatten(0, 1)
-        self.v[tile.problems, tile.keys].baddbmm_(flat.mT, here.flatten(2, 3).flatten(0, 1))
+        self.v[tile.problems, tile.keys].baddbmm_(p.mT, here)
 
-    def bias(self, tile: Tile, dz: Tensor) -> None:
+    def bias(self, tile: Tile, dz: Tensor, p: Tensor) -> None:
         if self.of_bias is not None:
-            _add(self.of_bias, self.grid, tile, dz, tile.scores)
+            wide = self.grid.tiled(tile, dz * p)
+            _add(self.of_bias, self.grid, tile, wide, tile.scores)
 
     def sinks(self, tile: Tile, da: Tensor) -> None:
         if self.of_sinks is not None:
-            _add(self.of_sinks, self.grid, tile, da, tile.scores)
+            wide = self.grid.tiled(tile, da)
+            _add(self.of_sinks, self.grid, tile, wide, tile.scores)
 
     def result(self) -> Inputs:
         grid = self.grid
@@ -310,10 +330,22 @@ def _add(into: Tensor, grid: Grid, tile: Tile, part: Tensor, where: tuple[slice,
     wide[tuple(slice(None) if wide.shape[axis] == 1 else where[axis] for axis in range(5))] += part
 
 
-def _mix(tile: Tensor, values: Tensor) -> Tensor:
-    """Each row of a tile against the values of its problem."""
-    flat = torch.bmm(tile.flatten(2, 3).flatten(0, 1), values)
-    return flat.view(*tile.shape[:-1], values.shape[-1])
+def _flat(tile: Tensor) -> Tensor:
+    """(batches, groups, heads of a group, rows, w) as (problems, rows of all heads, w)."""
+    return tile.reshape(-1, tile.shape[2] * tile.shape[3], tile.shape[4])
+
+
+def _over(part: Tensor, made: _Made) -> Tensor:
+    """Over the row's total, unless that is inside."""
+    return part if made.inverse is None else part * made.inverse
+
+
+def _normalised(made: _Made) -> _Made:
+    """The same tile for many products: everything in it over the row's total."""
+    exp = made.exp.mul_(made.inverse)
+    steep = exp if made.tanh is None else made.steep.mul_(made.inverse)
+    sink = None if made.sink is None else made.sink.mul_(made.inverse)
+    return made._replace(exp=exp, steep=steep, tanh=None, inverse=None, sink=sink)
 
 
 def _inverse(total: Tensor) -> Tensor:

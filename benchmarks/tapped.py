@@ -28,8 +28,37 @@ SHAPE: dict[str, Any] = {
     "intermediate_size": 512,
     "vocab_size": 1000,
 }
-SHAPES = ("Qwen3", "Gemma2", "Gemma3Text", "GptOss")
-OPTIONS: dict[str, dict[str, Any]] = {"GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2}}
+SHAPES = (
+    "Qwen3",
+    "Gemma2",
+    "Gemma3Text",
+    "GptOss",
+    "Olmo2",
+    "Olmo3",
+    "Olmoe",
+    "Persimmon",
+    "DeepseekV3",
+)
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "head_dim": 16,
+    "q_lora_rank": 96,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 4,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 2,
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "GptOss": EXPERTS,
+    "Olmoe": EXPERTS,
+    "DeepseekV3": LATENT | {"num_experts_per_tok": 2},
+}
 
 
 def main() -> dict[str, dict[str, float]]:

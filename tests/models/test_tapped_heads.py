@@ -4,6 +4,8 @@ stack, and are those of the model's own modules.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,16 +15,27 @@ from torch import Tensor
 
 from attnscope import spectral_norm
 from attnscope.models import ModelNotice, _tapped_heads, heads_jacobian, heads_values
+from attnscope.models._jacobian import head_jacobian
 from attnscope.models._tapped_heads import tapped_heads
 from attnscope.models._taps import listening
+from attnscope.models._token_maps import head_maps
 from attnscope.models.generic import Generic
 
-NAMES = ("llama", "qwen3", "gemma2", "gpt_oss")
+CASES = {name: ARCHITECTURES[name] for name in ("llama", "qwen3", "gemma2", "gpt_oss")}
+OVER_ALL = {
+    **{name: ARCHITECTURES[name] for name in ("olmo2", "olmo3", "olmoe", "deepseek_v3")},
+    "deepseek_v3, wide": replace(
+        ARCHITECTURES["deepseek_v3"],
+        options=ARCHITECTURES["deepseek_v3"].options | {"hidden_size": 32},
+    ),
+}
+"""Norms of all queries at once, or of a latent from which all heads are made."""
+CASES |= OVER_ALL | {"persimmon": ARCHITECTURES["persimmon"]}
 
 
 def tapped(name: str, dtype: torch.dtype = torch.float64) -> tuple[Any, int, Tensor]:
     """A model without a family file, a layer, and two sequences there."""
-    case = ARCHITECTURES[name]
+    case = CASES[name]
     module = case.build().to(dtype)
     with pytest.warns(ModelNotice, match="not known"):
         model = Generic(module, name)
@@ -30,10 +43,12 @@ def tapped(name: str, dtype: torch.dtype = torch.float64) -> tuple[Any, int, Ten
     return model, case.layer, torch.cat([x, x.flip(1) + 0.3])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_a_stack_has_the_singular_values_of_each_head(name: str) -> None:
     model, layer, x = tapped(name)
-    assert tapped_heads(model, layer, x) is not None
+    made = tapped_heads(model, layer, x)
+    assert made is not None
+    assert any(part is not None for part in made.numbers) == (name in OVER_ALL)
     heads = range(model.heads)
     op = heads_jacobian(model, layer, x, heads)
     assert op.stack == (model.heads, 2)
@@ -85,11 +100,40 @@ def test_matrices_are_found_once_and_never_overlook_a_change(
     )
 
 
-def test_a_norm_over_all_heads_is_differentiated_head_by_head() -> None:
-    """There a head's query depends on what the others read: no small map has its values."""
+@pytest.mark.parametrize("name", ["olmo2", "deepseek_v3, wide", "persimmon"])
+def test_one_head_in_the_coordinates_of_the_tokens(name: str) -> None:
+    model, layer, x = tapped(name)
+    found = head_jacobian(model, layer, x[1], 1).to_dense()
+    true = torch.func.jacrev(model.function(layer, "attention", 1))(x[1]).detach()
+    true = true.reshape(found.shape)
+    assert (found - true).abs().max() < 1e-6 * true.abs().max()
+
+
+def test_numbers_of_a_norm_over_all_heads_are_not_those_of_other_tokens() -> None:
+    """A norm that all heads share is part of the derivative: without it the values are others."""
     model, layer, x = tapped("olmo2")
-    assert tapped_heads(model, layer, x) is None
-    assert heads_jacobian(model, layer, x, [1]).in_shape == (7, x.shape[-1])
+    made = tapped_heads(model, layer, x)
+    assert made is not None
+    op = made.operator([1], (1, 2), torch.float64, reduced=True)
+    query, key, _ = made.numbers
+    assert query is not None
+    assert key is not None
+    swapped = made._replace(numbers=(query.flip(1), key, None))
+    other = swapped.operator([1], (1, 2), torch.float64, reduced=True)
+    one, two = (torch.linalg.svdvals(part.to_dense()) for part in (op, other))
+    assert (one - two).abs().max() > 1e-3 * one.max()
+
+
+def test_maps_of_another_form_are_differentiated_head_by_head() -> None:
+    """Queries that bend like no norm does."""
+
+    def given(x: Tensor, bend: float) -> tuple[Tensor, Tensor, Tensor]:
+        y = x.unflatten(-1, (2, 4)).transpose(0, 1)
+        return y + bend * y.sin(), y, y
+
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert head_maps(partial(given, bend=0.0), [x]) is not None
+    assert head_maps(partial(given, bend=1e-3), [x]) is None
 
 
 def test_maps_take_memory_linear_in_the_size_of_a_head() -> None:

@@ -36,6 +36,26 @@ def test_pairs_are_found_in_matrices_and_undone(neighbours: bool) -> None:
     assert Pairs.of(whole + 0.1 * draw(5, 8, 8)) is None
 
 
+def test_pairs_are_found_where_one_direction_is_never_seen() -> None:
+    """A LayerNorm takes the mean out, so that matrices are known on what is left alone."""
+    pairs = Pairs.rotary(draw(3), 5)
+    centred = torch.eye(6, dtype=torch.float64) - 1 / 6
+    found = Pairs.of(matrices(pairs) @ centred, centred)
+    assert found is not None
+    torch.testing.assert_close(matrices(found) @ centred, matrices(pairs) @ centred)
+    assert torch.equal(found.partner, pairs.partner)
+
+
+def test_a_number_from_elsewhere_stands_in_for_the_own() -> None:
+    away, toward, z, y = draw(3, 4, 6), draw(3, 4, 6) + 1, draw(3, 4, 6) + 2, draw(3, 4, 6) - 1
+    own, other = Normed(draw(3, 4, 1), away, toward), Normed(draw(3, 4, 1), away, None)
+    number = (toward * z).sum(-1, keepdim=True)
+    torch.testing.assert_close(own(z), other(z, number))
+    back, pulled = other.transposed(y)
+    assert pulled is not None
+    torch.testing.assert_close(own.transposed(y)[0], back + pulled * toward)
+
+
 def test_normed_is_the_derivative_of_a_norm() -> None:
     gain, u, tangent = draw(6) + 2, draw(3, 4, 6), draw(3, 4, 6) + 1
 
@@ -44,11 +64,11 @@ def test_normed_is_the_derivative_of_a_norm() -> None:
 
     value, change = torch.func.jvp(norm, (u,), (tangent,))
     size = (u.square().mean(-1, keepdim=True) + 0.1).sqrt()
-    made = Normed(1 / size, value, (gain**-2 / 6).expand(3, 1, 6))
+    made = Normed(1 / size, value, value * gain**-2 / 6)
     torch.testing.assert_close(made(gain * tangent), change)
     turn = Pairs.rotary(draw(3), 4)
     both, y = TokenMap(turn, made), draw(3, 4, 6)
     pulled = torch.func.vjp(lambda u: turn(norm(u)), u)[1](y)[0]
-    torch.testing.assert_close(gain * both.transposed(y), pulled)
+    torch.testing.assert_close(gain * both.transposed(y)[0], pulled)
     index = torch.tensor([2, 0])
     torch.testing.assert_close(both.of(index)(tangent[index]), both(tangent)[index])

@@ -79,7 +79,7 @@ def turned_at(
     given: Given,
     x: Float[Tensor, "n d"],
     few: int = FEW,
-    known: Sequence[Float[Tensor, "h k d"]] | None = None,
+    known: Sequence[Float[Tensor, "h _ d"]] | None = None,
 ) -> list[Moves | None]:
     """The same for queries, keys and values where a matrix for each position serves all heads, None
     for those of them where that is not so; the model reads as `few` tokens, and `known` are the

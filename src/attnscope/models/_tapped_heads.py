@@ -1,6 +1,6 @@
 """Single heads seen through a tap as one stack of small maps, where queries, keys and values are
-linear but for turns by the position and norms of each head's own: rotary embeddings, QK-norm,
-soft-caps, sinks, windows and biases, without a family file.
+linear but for turns by the position and norms, of each head's own or of what all heads read: rotary
+embeddings, QK-norm, latents, soft-caps, sinks, windows and biases, without a family file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnscope.models._chain import fixed
@@ -30,7 +30,7 @@ from attnscope.models._tapping import (
 from attnscope.models._taps import Heard
 from attnscope.models._token_maps import head_maps
 from attnscope.operators import LinearOperator
-from attnscope.operators.heads import HeadStack, Matrices, stack_operator
+from attnscope.operators.heads import HeadStack, Matrices, Numbers, each_number, stack_operator
 from attnscope.operators.tapped_kernel import Call, TappedKernel
 from attnscope.operators.token_maps import TokenMap
 
@@ -50,29 +50,42 @@ class TappedHeads(NamedTuple):
 
     matrices: Matrices
     maps: tuple[TokenMap, TokenMap, TokenMap]
+    numbers: Numbers
+    """what norms over all heads read, for each sequence"""
     call: Call
     sequences: int
 
     def stack(self, heads: Sequence[int], dtype: torch.dtype, reduced: bool) -> HeadStack:
         """Some of them."""
         chosen = torch.tensor(heads, device=self.call.q.device)
-        inside = torch.arange(self.sequences, device=chosen.device)
-        problems = (chosen[:, None] * self.sequences + inside).flatten()
-        own = self.matrices.each(lambda part: part[chosen])
-        own = own.reduced() if reduced else own
+        problems = self._problems(chosen)
+        own, numbers = self.matrices.each(lambda part: part[chosen]), self.numbers
+        if reduced:
+            own, numbers = own.reduced_with(numbers)
+        else:
+            numbers = each_number(numbers, lambda part: part.repeat(len(heads), 1, 1))
         query, key, value = (part.of(problems).to(dtype) for part in self.maps)
         return HeadStack(
             own.each(lambda part: part.to(dtype)),
             (query, key, value),
             TappedKernel(self.call.of(problems).to(dtype)),
+            each_number(numbers, lambda part: part.to(dtype)),
         )
 
-    def values(
-        self, heads: Sequence[int], dtype: torch.dtype, reduced: bool = True
-    ) -> Float[Tensor, "h b n w"]:
-        """What some of them add."""
-        made = self.stack(heads, dtype, reduced)
+    def _problems(self, chosen: Int[Tensor, " h"]) -> Int[Tensor, " g"]:
+        inside = torch.arange(self.sequences, device=chosen.device)
+        return (chosen[:, None] * self.sequences + inside).flatten()
+
+    def values(self, heads: Sequence[int], dtype: torch.dtype) -> Float[Tensor, "h b n w"]:
+        """What some of them add, in the coordinates into which a reduced stack maps."""
+        made = self.stack(heads, dtype, reduced=True)
         return made.written(made.kernel.o).unflatten(0, (len(heads), self.sequences))
+
+    def total(self) -> Float[Tensor, "b n d"]:
+        """What all of them add together."""
+        o = TappedKernel(self.call).o.unflatten(0, (-1, self.sequences))
+        assert self.matrices.output is not None
+        return torch.einsum("hbnv,hdv->bnd", o, self.matrices.output)
 
     def operator(
         self, heads: Sequence[int], stack: tuple[int, ...], dtype: torch.dtype, reduced: bool
@@ -154,11 +167,11 @@ def _found(
         made = TappedHeads(
             Matrices(query.matrix, key.matrix, value.matrix, output),
             (query.each, key.each, value.each),
+            (query.number, key.number, value.number),
             call,
             len(sequences),
         )
-        every = made.values(range(len(output)), torch.float64, reduced=False)
-        total = (every.sum(0) + constant).reshape(x.shape)
+        total = (made.total() + constant).reshape(x.shape)
         for own, at, within in ((wide, x.double(), SAME), (model, x, ROUNDING[model.dtype])):
             if gap(total, own.function(layer, "attention")(at).double()) > within:
                 return None

@@ -5,6 +5,11 @@ the range of its output: with $[Q_h; K_h; V_h]^T = E_hR_h$ and $W_h = F_hS_h$ (Q
 columns), $J_h = F_h\,\hat J_h\,E_h^T$ token by token, where $\hat J_h$ from $n \cdot 3k$ to
 $n \cdot v$ coordinates has $R_h$ and $S_h$ for projections. Biases, rotary embeddings and shared
 keys stand inside. A residual or a norm layer around a head would not fit: those act on all of d.
+
+A norm over all heads lets token i reach head h through numbers $\langle\rho_{if}, x\rangle$, f of
+them, as well. They stand in $3k + f$ coordinates: $\rho_{if} = E_hc_{if} + N_is_{if}$ with $N_i$
+orthonormal and orthogonal to $E_h$, where $s_i$ is a root of what $c_i$ leaves of the Gram matrix
+of $\rho_i$. N itself is never needed.
 """
 
 from __future__ import annotations
@@ -105,6 +110,10 @@ class KernelOfHeads(Protocol):
     def rounding(self) -> float: ...
 
 
+Numbers = tuple[Tensor | None, Tensor | None, Tensor | None]
+r"""$\rho$ of the norms over all heads behind queries, keys and values, where there are such."""
+
+
 class Matrices(NamedTuple):
     """From tokens, or coordinates of them, to queries, keys and values, and back to what is
     written, or coordinates of it.
@@ -128,6 +137,27 @@ class Matrices(NamedTuple):
         output = None if self.output is None else _triangle(self.output)
         return Matrices(query, key, value, output)
 
+    def reduced_with(self, numbers: Numbers) -> tuple[Matrices, Numbers]:
+        """The same with numbers that all heads read, "b n d", which become one for each problem,
+        "hb n r".
+        """
+        read = [part for part in numbers if part is not None]
+        h, sizes = len(self.query), [part.shape[1] for part in self[:3]]
+        tall = torch.cat(self[:3], dim=1).mT
+        if not read or tall.shape[-1] >= tall.shape[-2]:
+            return self.reduced(), each_number(numbers, lambda part: part.repeat(h, 1, 1))
+        base, triangle = torch.linalg.qr(tall)
+        rho = torch.stack(read, -2)
+        inside = rho @ base[:, None, None]  # h b n f c
+        left = rho @ rho.mT - inside @ inside.mT
+        size, turn = torch.linalg.eigh(left)
+        outside = turn * size.clamp(min=0).sqrt()[..., None, :]
+        parts = iter(torch.cat([inside, outside], -1).flatten(0, 1).unbind(-2))
+        into = torch.nn.functional.pad(triangle.mT, (0, len(read)))
+        query, key, value = into.split(sizes, dim=1)
+        made = Matrices(query, key, value, self.reduced().output)
+        return made, each_number(numbers, lambda _: next(parts).contiguous())
+
 
 class HeadStack:
     """Projections and what follows them token by token, around the kernel of g problems (heads
@@ -142,12 +172,13 @@ class HeadStack:
         matrices: Matrices,
         maps: tuple[TokenMap, TokenMap, TokenMap],
         kernel: KernelOfHeads,
+        numbers: Numbers = (None, None, None),
     ) -> None:
         self.sizes = [part.shape[1] for part in matrices[:3]]
         self.into: Float[Tensor, "b r c"] = torch.cat(matrices[:3], dim=1).mT.contiguous()
         self.out = matrices.output
         self.rank_out = self.sizes[2] if self.out is None else self.out.shape[1]
-        self.maps, self.kernel = maps, kernel
+        self.maps, self.kernel, self.numbers = maps, kernel, numbers
 
     def restricted(self, index: Int[Tensor, " c"]) -> HeadStack:
         """These problems alone."""
@@ -157,13 +188,16 @@ class HeadStack:
         smaller.kernel = self.kernel.restricted(index)
         query, key, value = (part.of(index) for part in self.maps)
         smaller.maps = query, key, value
+        smaller.numbers = each_number(self.numbers, lambda part: part[index])
         return smaller
 
     @torch.no_grad()
     def mv(self, u: Float[Tensor, "g n r"]) -> Float[Tensor, "g n s"]:
         moved = torch.bmm(_joined(u, self.into), self.into)
         parts = moved.view(len(u), -1, moved.shape[-1]).split(self.sizes, dim=-1)
-        q, k, v = (each(part) for each, part in zip(self.maps, parts, strict=True))
+        numbers = each_number(self.numbers, lambda rho: (rho * u).sum(-1, keepdim=True))
+        each = zip(self.maps, parts, numbers, strict=True)
+        q, k, v = (change(part, number) for change, part, number in each)
         slope = self.kernel.slope
         return self.written(
             self.kernel.jvp(q, k, v, None if slope is None else (slope * k).sum(-1))
@@ -175,15 +209,25 @@ class HeadStack:
         q, k, v, bias = self.kernel.vjp(read.view(len(y), y.shape[1], -1))
         if bias is not None and self.kernel.slope is not None:
             k.addcmul_(bias.unsqueeze(-1), self.kernel.slope)
-        parts = [each.transposed(part) for each, part in zip(self.maps, (q, k, v), strict=True)]
-        pulled = _joined(torch.cat(parts, dim=-1), self.into)
-        return torch.bmm(pulled, self.into.mT).view(len(y), y.shape[1], -1)
+        back = [each.transposed(part) for each, part in zip(self.maps, (q, k, v), strict=True)]
+        pulled = _joined(torch.cat([part for part, _ in back], dim=-1), self.into)
+        found = torch.bmm(pulled, self.into.mT).view(len(y), y.shape[1], -1)
+        for rho, (_, number) in zip(self.numbers, back, strict=True):
+            if rho is not None and number is not None:
+                found.addcmul_(rho, number)
+        return found
 
     def written(self, o: Float[Tensor, "g n v"]) -> Float[Tensor, "g n s"]:
         """What a head's result adds, in coordinates of the range of its output."""
         if self.out is None:
             return o
         return torch.bmm(_joined(o, self.out), self.out.mT).view(len(o), o.shape[1], -1)
+
+
+def each_number(numbers: Numbers, change: Callable[[Tensor], Tensor]) -> Numbers:
+    """Every one that there is changed in the same way."""
+    query, key, value = (None if part is None else change(part) for part in numbers)
+    return query, key, value
 
 
 def _triangle(tall: Float[Tensor, "h d c"]) -> Float[Tensor, "h r c"]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil
 
 import torch
@@ -88,13 +89,12 @@ def turned_at(
     search = _Search(given, x)
     if not all(bool(torch.isfinite(change).all()) for change in search.changes):
         return [None, None, None]
+    # heads that share rows (one key for all of them) show no more than one of them does
+    kinds = (search.turned, partial(search.turned, distinct=1))
     if known is None:
-        return search.best(x[:few], (search.turned,))
+        return search.best(x[:few], kinds)
     found = [search.confirmed(i, Moves.alike(matrix)) for i, matrix in enumerate(known)]
-    if open_ones := [i for i, moves in enumerate(found) if moves is None]:
-        for i, moves in search.turned([matrix[:, None] for matrix in known], open_ones):
-            found[i] = search.confirmed(i, moves)
-    return found
+    return search.rest(found, [matrix[:, None] for matrix in known], kinds)
 
 
 def moved(
@@ -138,12 +138,16 @@ class _Search:
     def best(self, short: Float[Tensor, "s d"], kinds: Sequence[Form]) -> list[Moves | None]:
         """The first form that holds for queries, keys and values: one matrix, or these kinds."""
         found = [self.confirmed(i, moves) for i, moves in self.alike()]
-        if None in found:
-            first = self.first(short)
-            for kind in kinds:
-                open_ones = [i for i, moves in enumerate(found) if moves is None]
-                for i, moves in kind(first, open_ones) if open_ones else ():
-                    found[i] = self.confirmed(i, moves)
+        return self.rest(found, self.first(short), kinds) if None in found else found
+
+    def rest(
+        self, found: list[Moves | None], first: list[Tensor], kinds: Sequence[Form]
+    ) -> list[Moves | None]:
+        """Those that are open still, by the first of these kinds that holds."""
+        for kind in kinds:
+            open_ones = [i for i, moves in enumerate(found) if moves is None]
+            for i, moves in kind(first, open_ones) if open_ones else ():
+                found[i] = self.confirmed(i, moves)
         return found
 
     def alike(self) -> list[tuple[int, Moves]]:
@@ -161,12 +165,14 @@ class _Search:
         whole = moved(self.given, short, _basis(short))
         return [part[:, :, :SHORT].movedim(0, -1) for part in whole]
 
-    def turned(self, first: list[Tensor], open_ones: list[int]) -> list[tuple[int, Moves]]:
+    def turned(
+        self, first: list[Tensor], open_ones: list[int], distinct: int | None = None
+    ) -> list[tuple[int, Moves]]:
         """The derivative of the first token times a matrix for each position that all heads share:
-        rotary embeddings.
+        rotary embeddings. `distinct` heads have rows of their own, all of them unless told.
         """
         h, _, k, _ = first[0].shape
-        directions, shown = self._shown(ceil(2 * k / h) + 1)
+        directions, shown = self._shown(ceil(2 * k / (distinct or h)) + 1)
         found = []
         for i in open_ones:
             rows = first[i][:, 0]

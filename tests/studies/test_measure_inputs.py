@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from attnscope import load
 from attnscope.cli import main
@@ -133,6 +134,11 @@ def test_embeddings_are_read_in_place_of_ids(minilm: Model, tmp_path: Path) -> N
     np.savez(tmp_path / "two.npz", both=np.stack([vectors.numpy()] * 2))
     assert read_embeddings(tmp_path / "one.npy").shape == (1, *vectors.shape)
     assert read_embeddings(tmp_path / "two.npz").shape == (2, *vectors.shape)
+    save_file({"vectors": vectors.contiguous()}, tmp_path / "one.safetensors")
+    assert torch.equal(read_embeddings(tmp_path / "one.safetensors")[0], vectors)
+    save_file({"a": vectors.clone(), "b": vectors.clone()}, tmp_path / "two.safetensors")
+    with pytest.raises(ValueError, match="must hold one array, got a, b"):
+        read_embeddings(tmp_path / "two.safetensors")
     np.save(tmp_path / "ids.npy", ids.numpy())
     for source, said in (("ids.npy", "must hold numbers of shape"), ("some.txt", "are read from")):
         with pytest.raises(ValueError, match=said):

@@ -225,7 +225,5 @@ def _ratio(
     `over` but the first.
     """
     unit, axes = torch.nan_to_num(unit), tuple(axis for axis in over if axis)
-    one, other = (
-        part - unit * (unit * part).sum(axes, keepdim=True) for part in (linear, shown)
-    )
+    one, other = (part - unit * (unit * part).sum(axes, keepdim=True) for part in (linear, shown))
     return ((one * other).sum(over, keepdim=True) / one.square().sum(over, keepdim=True))[0]

@@ -49,16 +49,12 @@ class Form(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """A tile made again, and the strips that meet in it: rows of all heads of a group one after the
-    other.
-    """
+    """A tile made again, and what meets in it; rows are those of all heads of a group."""
 
     exp: Float[Tensor, "p rows keys"]
     """$e^{z - \\max z}$"""
     steep: Float[Tensor, "p rows keys"]
-    """$c'(u)e^{z - \\max z}$: products want the slope of the soft-cap nowhere else, so that it
-    costs them nothing where tiles are kept
-    """
+    """$c'(u)e^{z - \\max z}$: the slope costs products nothing where tiles are kept"""
     tanh: Float[Tensor, "p rows keys"] | None
     """of the soft-cap, while the tile is not kept: second derivatives alone ask for it"""
     inverse: Float[Tensor, "p rows 1"] | None
@@ -229,11 +225,9 @@ class Tiled:
         sink = None if self.sinks is None else (self._sink(tile, self.sinks) - top).exp_()
         exp = z.sub_(top).exp_()
         steep = exp if tanh is None else torch.addcmul(exp, exp * tanh, tanh, value=-1)
-        q, k = self._strips(tile, Inputs(self.q, self.k, None))
-        assert q is not None
-        assert k is not None
-        v, here = self.v[tile.problems, tile.keys], self._rows(tile, o)
-        return _Made(exp, steep, tanh, _inverse(total), sink, q, k, v, here)
+        q = self.q[tile.problems, :, tile.rows].flatten(1, 2)
+        k, v = (part[tile.problems, tile.keys] for part in (self.k, self.v))
+        return _Made(exp, steep, tanh, _inverse(total), sink, q, k, v, self._rows(tile, o))
 
     def _product_change(self, tile: Tile, made: _Made, moved: Inputs) -> Tensor:
         """The change of u."""
@@ -293,13 +287,11 @@ class _Gradients:
 
     def bias(self, tile: Tile, dz: Tensor, p: Tensor) -> None:
         if self.of_bias is not None:
-            wide = self.grid.tiled(tile, dz * p)
-            _add(self.of_bias, self.grid, tile, wide, tile.scores)
+            _add(self.of_bias, self.grid, tile, self.grid.tiled(tile, dz * p), tile.scores)
 
     def sinks(self, tile: Tile, da: Tensor) -> None:
         if self.of_sinks is not None:
-            wide = self.grid.tiled(tile, da)
-            _add(self.of_sinks, self.grid, tile, wide, tile.scores)
+            _add(self.of_sinks, self.grid, tile, self.grid.tiled(tile, da), tile.scores)
 
     def result(self) -> Inputs:
         grid = self.grid

@@ -66,7 +66,9 @@ class Pairs:
         gains.fill_diagonal_(0)
         rows = torch.arange(k, device=gram.device)
         partner = gains.argmax(1)
-        other = left[:, rows, partner] / beside[rows, partner].clamp(min=torch.finfo(own.dtype).tiny)
+        other = left[:, rows, partner] / beside[rows, partner].clamp(
+            min=torch.finfo(own.dtype).tiny
+        )
         size = other.abs().amax(0) * own[partner].sqrt()
         mixed = size > SMALL * (alone.abs().amax(0) * own.sqrt()).clamp(min=size)
         partner = torch.where(mixed, partner, rows)
@@ -106,8 +108,8 @@ class Pairs:
 @final
 @dataclass(frozen=True, eq=False)
 class Normed:
-    r"""$a_i(z_i - p_is_i)$, g problems at once: $s_i = \langle w_i, z_i\rangle$, or a number that is
-    read elsewhere where `toward` is None.
+    r"""$a_i(z_i - p_is_i)$, g problems at once: $s_i = \langle w_i, z_i\rangle$, or a number that
+    is read elsewhere where `toward` is None.
     """
 
     shrunk: Float[Tensor, "g n #k"]

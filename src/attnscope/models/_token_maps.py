@@ -125,7 +125,7 @@ class _Probe:
 
     def pulled(self, i: int, back: Float[Tensor, "h n k"]) -> Float[Tensor, "n d"]:
         """The adjoint of the derivative."""
-        value, pull = torch.func.vjp(lambda x: self.given(x)[i], self.x)
+        value, pull = torch.func.vjp(lambda x: self.given(x)[i], self.x)[:2]
         found: Tensor = pull(back.to(value.dtype))[0]
         return found.detach().double()
 

@@ -334,9 +334,9 @@ def _over(part: Tensor, made: _Made) -> Tensor:
 
 def _normalised(made: _Made) -> _Made:
     """The same tile for many products: everything in it over the row's total."""
-    exp = made.exp.mul_(made.inverse)
-    steep = exp if made.tanh is None else made.steep.mul_(made.inverse)
-    sink = None if made.sink is None else made.sink.mul_(made.inverse)
+    exp = _over(made.exp, made)
+    steep = exp if made.tanh is None else _over(made.steep, made)
+    sink = None if made.sink is None else _over(made.sink, made)
     return made._replace(exp=exp, steep=steep, tanh=None, inverse=None, sink=sink)
 
 

@@ -148,7 +148,7 @@ class Matrices(NamedTuple):
             return self.reduced(), each_number(numbers, lambda part: part.repeat(h, 1, 1))
         base, triangle = torch.linalg.qr(tall)
         rho = torch.stack(read, -2)
-        inside = rho @ base[:, None, None]  # h b n f c
+        inside = torch.einsum("bnfd,hdc->hbnfc", rho, base)
         left = rho @ rho.mT - inside @ inside.mT
         size, turn = torch.linalg.eigh(left)
         outside = turn * size.clamp(min=0).sqrt()[..., None, :]

@@ -205,7 +205,7 @@ def test_lower_precision(dtype: torch.dtype) -> None:
     out, moved = jvp(of, (q, k, v), (q, k, v))
     assert out.dtype == moved.dtype == dtype
     exact = jvp(of, (q.double(), k.double(), v.double()), (q.double(), k.double(), v.double()))
-    close = 4 * torch.finfo(dtype).eps
+    close = 16 * torch.finfo(dtype).eps  # of scores of size 5 and their changes
     torch.testing.assert_close((out.double(), moved.double()), exact, rtol=close, atol=close)
 
 

@@ -67,6 +67,11 @@ def _of_checked(attention: Attention, mu: Particles, layer: _Layer | None = None
             if mu.x.dtype == torch.float64
             else lambda: _of_checked(widened(attention, mu.x.device), widened(mu, mu.x.device))
         ),
+        coarse=(
+            None
+            if layer is None or mu.x.dtype != torch.float64
+            else lambda: _of_checked(attention.to(torch.float32), mu.to(torch.float32))
+        ),
         restrict=restrict if mu.x.ndim > 2 else None,
     )
 

@@ -50,6 +50,11 @@ def of_norm(
         exact=(
             None if x.dtype == torch.float64 else lambda: of_norm(wide(x), wide(gain), eps, centred)
         ),
+        coarse=(
+            None
+            if x.dtype != torch.float64
+            else lambda: of_norm(x.float(), gain.float(), eps, centred)
+        ),
         restrict=(
             None
             if not stack

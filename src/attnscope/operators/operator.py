@@ -36,9 +36,10 @@ class LinearOperator:
     `(*stack, *in_shape)`.
 
     `mv` applies it and `rmv` its adjoint in the metric of `weights` (None: the Euclidean one).
-    `exact` is the same map in float64 when this one is not; `restrict(index)` is the sub-stack of
-    these problems; `rounding` is the relative error of a product where it may exceed what the
-    precision explains.
+    `exact` is the same map in float64 when this one is not; `coarse` that of a float64 one in
+    float32, where its products may find what float64 ones then judge; `restrict(index)` is the
+    sub-stack of these problems; `rounding` is the relative error of a product where it may exceed
+    what the precision explains.
     """
 
     mv: Callable[[Tensor], Tensor]
@@ -52,6 +53,7 @@ class LinearOperator:
     exact: Callable[[], LinearOperator] | None = None
     restrict: Callable[[Tensor], LinearOperator] | None = None
     rounding: float = field(default=0.0, repr=False)
+    coarse: Callable[[], LinearOperator] | None = field(default=None, repr=False)
 
     __repr__ = brief
 
@@ -79,27 +81,20 @@ class LinearOperator:
                 "cannot compose maps of different weights: their adjoints belong to different"
                 " metrics."
             )
-        outer_exact, inner_exact, outer_part, inner_part = (
-            self.exact,
-            inner.exact,
-            self.restrict,
-            inner.restrict,
-        )
+
+        def composed(outer: Any, own: Any) -> Any:
+            if outer is None or own is None:
+                return None
+            return lambda *index: outer(*index) @ own(*index)
+
         return replace(
             self,
             mv=lambda u: self.mv(inner.mv(u)),
             rmv=lambda u: inner.rmv(self.rmv(u)),
             in_shape=inner.in_shape,
-            exact=(
-                None
-                if outer_exact is None or inner_exact is None
-                else lambda: outer_exact() @ inner_exact()
-            ),
-            restrict=(
-                None
-                if outer_part is None or inner_part is None
-                else lambda index: outer_part(index) @ inner_part(index)
-            ),
+            exact=composed(self.exact, inner.exact),
+            coarse=composed(self.coarse, inner.coarse),
+            restrict=composed(self.restrict, inner.restrict),
             rounding=self.rounding + inner.rounding,
         )
 
@@ -164,10 +159,11 @@ class LinearOperator:
         """This operator with changes; `transform` makes the same change to its float64 and
         restricted forms.
         """
-        exact, part = self.exact, self.restrict
+        exact, part, coarse = self.exact, self.restrict, self.coarse
         return replace(
             self,
             exact=None if exact is None else lambda: transform(exact()),
+            coarse=None if coarse is None else lambda: transform(coarse()),
             restrict=None if part is None else lambda index: transform(part(index)),
             **changes,
         )

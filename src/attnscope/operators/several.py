@@ -11,10 +11,12 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from attnscope.operators.deflation import deflated
 from attnscope.operators.lanczos import Lanczos, Ritz
 from attnscope.operators.operator import LinearOperator
 from attnscope.operators.scaling import exponents, norms, scaled, times_powers
-from attnscope.operators.spectrum import allowance, check_call, legible
+from attnscope.operators.search import allowance
+from attnscope.operators.spectrum import check_call, legible
 from attnscope.operators.starts import draw
 from attnscope.validation import brief
 
@@ -80,7 +82,7 @@ def _several(op: LinearOperator, k: int, tol: float, seed: int, max_pairs: int) 
     values = torch.zeros(0, dtype=torch.float64)
     pairs, settled, whole = 0, False, True
     for attempt in range(k + 1):
-        search = _search(_deflated(op, right.to(op.dtype)), k, tol, seed, attempt, max_pairs)
+        search = _search(deflated(op, right.to(op.dtype)[None]), k, tol, seed, attempt, max_pairs)
         pairs, whole = pairs + search.pairs, whole and search.converged
         right = torch.linalg.qr(torch.cat([right, search.right.to(torch.float64)]).mT)[0].mT
         images = torch.stack(
@@ -133,16 +135,3 @@ def _search(
         else lanczos.start[:1]
     )
     return _Search(right, lanczos.process.alpha.shape[1], converged)
-
-
-def _deflated(op: LinearOperator, found: Float[Tensor, "found N"]) -> LinearOperator:
-    r"""$J(I - Z Z^T)$ for the orthonormal rows Z found so far."""
-    if not len(found):
-        return op
-    return replace(
-        op,
-        mv=lambda u: op.mv(u - (u @ found.mT) @ found),
-        rmv=lambda u: (pulled := op.rmv(u)) - (pulled @ found.mT) @ found,
-        exact=None,
-        restrict=None,
-    )

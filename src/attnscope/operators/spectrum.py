@@ -7,33 +7,22 @@ random start, for the whole stack at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from attnscope.operators.bracket import ROUNDING, narrowest, upper_bound
-from attnscope.operators.lanczos import Lanczos, Ritz, ahead, noise
+from attnscope.operators.deflation import REST, bracketed
 from attnscope.operators.operator import LinearOperator
 from attnscope.operators.precision import wide
-from attnscope.operators.scaling import exponents, norms, scaled, times_powers
-from attnscope.operators.starts import Near, Starts, draw, smaller_side
-from attnscope.operators.stopping import LEAST_PAIRS, Stopping, closed
+from attnscope.operators.search import precision_of
+from attnscope.operators.starts import Near, draw, smaller_side
 from attnscope.validation import brief, check_kind, check_positive, described
 
-EVERY_STEP_UNTIL = 12
-SHRINK_AT = 0.8
-"""The stack is cut down to the problems still running when no more than this part of it is."""
 MOST_ROUNDING = 1e-3
 """The relative error of products beyond which nothing is said of a map in its own precision."""
-BLEND = (1.0, 0.5, 0.25)
-"""How much of each leading Ritz vector a nearby search starts from: enough of the next ones that
-one of them cannot become the largest unseen.
-"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,9 +82,9 @@ def spectral_norm(
     flat = op.flat()
     at = None if near is None else near.flat(op)
     run = () if near is None else near.run
-    found = _run(
+    found = bracketed(
         flat.adjoint() if broad else flat,
-        lambda op, attempt: draw(op, seed, attempt, at, run),
+        lambda op, attempt: draw(op, seed, attempt, at if attempt < REST else None, run),
         tol,
         failure_probability,
         max_pairs,
@@ -120,195 +109,6 @@ def spectral_norm(
     )
 
 
-@dataclass
-class _Found:
-    """Results by problem, in flat coordinates where the metric is Euclidean."""
-
-    lower: Float64[np.ndarray, " b"]
-    upper: Float64[np.ndarray, " b"] | None
-    residual: Float64[np.ndarray, " b"]
-    pairs: np.ndarray
-    converged: Bool[np.ndarray, " b"]
-    atypical: Bool[np.ndarray, " b"]
-    left: Tensor
-    right: Tensor
-    around: Tensor
-    finish: str = ""
-
-
-def _run(
-    op: LinearOperator,
-    draw: Callable[[LinearOperator, int], Starts],
-    tol: float,
-    failure_probability: float | None,
-    max_pairs: int,
-) -> _Found:
-    """Search from what `draw(op, attempt)` gives."""
-    problems, size = op.stack[0], op.shape[1]
-    slack = allowance(op)
-    share = None if failure_probability is None else failure_probability / problems
-    found = _Found(
-        lower=np.zeros(problems),
-        upper=None if share is None else np.zeros(problems),
-        residual=np.zeros(problems),
-        pairs=np.zeros(problems, dtype=int),
-        converged=np.zeros(problems, dtype=bool),
-        atypical=np.zeros(problems, dtype=bool),
-        left=torch.zeros(0),
-        right=torch.zeros(problems, size, dtype=op.dtype, device=op.device),
-        around=torch.zeros(problems, size, dtype=op.dtype, device=op.device),
-    )
-    lanczos, starts, powers = _started(op, draw)
-    op = lanczos.op
-    rule = Stopping(tol, max(tol, narrowest(slack)) / (1 + slack), starts, share)
-    number = np.arange(problems)  # which problem each row of the running process is
-    near = False
-    for pair in range(1, max_pairs + 1):
-        if pair > 1:
-            lanczos.step()
-        quiet = pair < LEAST_PAIRS or (pair > EVERY_STEP_UNTIL and pair % 2 and not near)
-        if quiet and pair < max_pairs and not lanczos.process.finished.any():
-            continue
-        ritz = Ritz.of(lanczos.process)
-        near = bool((ritz.errors[lanczos.active, 0] <= 100 * tol).any())
-        done = rule.done(lanczos, ritz, number) & lanczos.active
-        stop = (
-            lanczos.active
-            if pair == max_pairs
-            else done | (lanczos.process.finished & lanczos.active)
-        )
-        if stop.any():
-            _record(found, lanczos, ritz, number, stop, done, rule, slack)
-            lanczos.freeze(stop)
-        if not lanczos.active.any():
-            break
-        if op.restrict is not None and lanczos.active.mean() <= SHRINK_AT:
-            number = number[lanczos.shrink()]
-    del lanczos  # its basis is the largest thing here, and has served
-    _finish(found, op)
-    _scaled_back(found, powers)
-    return found
-
-
-def _started(
-    op: LinearOperator, draw: Callable[[LinearOperator, int], Starts]
-) -> tuple[Lanczos, Starts, Int[np.ndarray, " b"]]:
-    """One step of every problem, its start, and the powers of two by which those of extreme size
-    were divided: all that follows is then far from the ends of floating point.
-    """
-    lanczos, starts = _first_step(op, draw)
-    powers = exponents(lanczos.process.alpha[:, 0])
-    if powers.any():
-        lanczos, starts = _first_step(scaled(op, -powers), draw)
-    return lanczos, starts, powers
-
-
-def _scaled_back(found: _Found, powers: Int[np.ndarray, " b"]) -> None:
-    with np.errstate(over="ignore"):
-        found.lower = np.ldexp(found.lower, powers)
-        found.upper = None if found.upper is None else np.ldexp(found.upper, powers)
-    if np.isinf(found.lower).any():
-        bad = np.flatnonzero(np.isinf(found.lower)).tolist()
-        raise ValueError(
-            f"the largest singular value of problem(s) {bad} overflows: it is above"
-            f" {np.finfo(float).max:.3g}, the largest number in float64."
-        )
-
-
-def _first_step(
-    op: LinearOperator, draw: Callable[[LinearOperator, int], Starts]
-) -> tuple[Lanczos, Starts]:
-    """One step from random starts; a start that J sends to zero is drawn once more: zero twice
-    means that J is zero, almost surely.
-    """
-    first = draw(op, 0)
-    lanczos = Lanczos(op, first.vectors)
-    lanczos.step()
-    vanished = lanczos.process.alpha[:, 0] == 0
-    if not vanished.any():
-        return lanczos, first
-    second = draw(op, 1)
-    where = torch.as_tensor(vanished, device=op.device)[:, None]
-    starts = Starts(
-        torch.where(where, second.vectors, first.vectors),
-        np.where(vanished, second.noise, first.noise),
-    )
-    lanczos = Lanczos(op, starts.vectors)
-    lanczos.step()
-    return lanczos, starts
-
-
-def _record(
-    found: _Found,
-    lanczos: Lanczos,
-    ritz: Ritz,
-    number: np.ndarray,
-    stop: Bool[np.ndarray, " b"],
-    done: Bool[np.ndarray, " b"],
-    rule: Stopping,
-    slack: float,
-) -> None:
-    """Write down what the stopping problems have reached, before their vectors become zero."""
-    top = ritz.values[:, 0]
-    which = number[stop]
-    found.lower[which] = top[stop]
-    found.residual[which] = (ritz.residuals[:, 0] / np.maximum(top, 1e-300))[stop]
-    found.pairs[which] = lanczos.process.steps[stop]
-    found.converged[which] = done[stop]
-    rows = np.flatnonzero(stop)
-    vectors = lanczos.vectors(_wanted(lanczos, ritz)[rows], rows)
-    found.right[torch.as_tensor(which)], found.around[torch.as_tensor(which)] = vectors.unbind(1)
-    if found.upper is not None:
-        process, overlap = lanczos.process, np.abs(ritz.right[:, 0, 0])
-        delta = rule.delta(number)
-        found.atypical[which] = (overlap < delta)[stop] & (top[stop] > 0)
-        found.upper[which] = np.where(found.atypical[which], np.nan, top[stop] * (1 + slack))
-        open_ = stop & ~closed(lanczos, ritz) & (overlap >= delta)
-        alpha, beta = process.alpha[open_], process.beta[open_]
-        found.upper[number[open_]] = upper_bound(
-            alpha, beta, top[open_], delta[open_], slack, noise(lanczos.op.dtype)
-        )
-
-
-def _wanted(lanczos: Lanczos, ritz: Ritz) -> Float64[np.ndarray, "b 2 m"]:
-    """Coordinates of the best known vector, and of a blend of the leading Ritz vectors."""
-    best = ahead(lanczos.process)
-    blend = np.zeros_like(best)
-    for weight, vectors in zip(BLEND, ritz.right.swapaxes(0, 1), strict=False):
-        blend[:, :-1] += weight * vectors
-    return np.stack([best, blend], axis=1)
-
-
-def _finish(found: _Found, op: LinearOperator) -> None:
-    """One float64 product at each Ritz vector makes the lower bound one; an upper bound below it is
-    withdrawn.
-    """
-    exact = op if op.dtype == torch.float64 or op.exact is None else op.exact()
-    found.finish = f"{_kind(exact)} on {exact.device}"
-    right = found.right.to(exact.device).to(exact.dtype)
-    left = wide(exact.mv(right.reshape(-1, *exact.in_shape)).reshape(len(right), -1))
-    right = wide(right)
-    length = torch.linalg.vector_norm(right, dim=1).clamp(min=1e-300)
-    stretched = norms(left)
-    found.lower = stretched / length.cpu().numpy() * (1 - allowance(exact))
-    if found.upper is not None:
-        found.atypical |= found.lower > found.upper
-        found.upper[found.atypical] = np.nan
-    small = exponents(stretched, beyond=0)
-    unit = torch.as_tensor(np.maximum(np.ldexp(stretched, -small), 1e-300), device=left.device)
-    found.left = times_powers(left, -small) / unit[:, None]
-    found.right = right / length[:, None]
-
-
-def allowance(op: LinearOperator) -> float:
-    """The relative error that a product with this map may have."""
-    return max(ROUNDING[_kind(op)], op.rounding)
-
-
-def _kind(op: LinearOperator) -> str:
-    return str(op.dtype).removeprefix("torch.")
-
-
 def legible(op: LinearOperator) -> LinearOperator:
     """The map itself, or in float64 where its own precision keeps too few digits of a product."""
     if op.rounding > MOST_ROUNDING and op.dtype != torch.float64 and op.exact is not None:
@@ -316,7 +116,7 @@ def legible(op: LinearOperator) -> LinearOperator:
     if not op.rounding <= MOST_ROUNDING:
         raise ValueError(
             "the scores of attention overflow the digits of"
-            f" {_kind(op)}: a product with this map is wrong by about"
+            f" {precision_of(op)}: a product with this map is wrong by about"
             f" {op.rounding:.1g} of its size. Scale the tokens or the matrices down."
         )
     return op

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from attnscope.operators.bracket import smallest_overlap
@@ -75,6 +75,20 @@ class Starts:
         cold = smallest_overlap(self.vectors.shape[1], unlucky)
         part = self.noise * (unlucky if warm is None else warm)
         return np.where(self.warm, part * math.sqrt(math.pi / 2), cold)
+
+    def rows(self, which: Int[np.ndarray, " c"]) -> Starts:
+        """Those of these problems."""
+        return Starts(self.vectors[torch.as_tensor(which)], self.noise[which])
+
+    def beside(self, found: Float[Tensor, "b m N"]) -> Starts:
+        """The parts orthogonal to these orthonormal vectors, of norm one again: no overlap with
+        another direction that is orthogonal to them becomes smaller.
+        """
+        kept = self.vectors - torch.bmm(
+            torch.bmm(self.vectors.unsqueeze(1), found.mT), found
+        ).squeeze(1)
+        length = torch.linalg.vector_norm(kept, dim=1, keepdim=True, dtype=torch.float64)
+        return Starts(kept / length.clamp(min=1e-300).to(kept.dtype), self.noise)
 
     @property
     def warm(self) -> Bool[np.ndarray, " b"]:

@@ -1,0 +1,175 @@
+r"""A bracket in float64 that takes most of its products in float32.
+
+For any unit vector z, $a = \|Jz\|$, $r = \|(I - zz^T)J^TJz\|$ and $b \ge \|J(I - zz^T)\|$,
+
+$$ \sigma^2 \le t \quad\text{for every}\quad t > a^2 \quad\text{with}\quad
+   (t - a^2)(t - b^2) \ge r^2, \qquad t \ge b^2: $$
+
+the quadratic form of $J^TJ$ at $cz + sy$, $y \perp z$, is at most $c^2a^2 + 2|cs|r + s^2b^2$, whose
+largest eigenvalue is the larger root. Products in float64 at one z give a and r to all digits; b
+may be as far off as the gap below $\sigma$ is wide, so that float32 serves to find z and to bound
+b. The start of that second search is drawn afresh: one that has a part in z proves nothing of
+directions that z has swallowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int
+from torch import Tensor
+
+from attnscope.operators.bracket import narrowest, reaches
+from attnscope.operators.lanczos import Lanczos, noise
+from attnscope.operators.operator import LinearOperator
+from attnscope.operators.search import Draw, Found, allowance, search
+from attnscope.operators.starts import Starts
+
+FIRST_LOOK = 6
+"""Pairs after which a search for the rest is first looked at."""
+LEAST_TOLERANCE = 1e-8
+"""Of a bracket whose vector is looked for in float32: below, its residual would be rounding."""
+SHARPER = 32
+"""By how much the vector is sought sharper than its bracket: what is left of the residual must be
+small against the gap that a bound of the rest has to fit into.
+"""
+COARSE_PAIRS = 40
+"""A search in float32 that takes more has no gap below its top: float64 goes on alone."""
+COARSENESS, MOST_COARSE = 4.0, 1e-3
+"""Rounding of a float32 map in its allowances, that of its own entries included; beyond the second
+number it serves no bracket.
+"""
+REST = 2
+"""The number of the draw for the rest: two others are for the vector."""
+
+
+def deflated(op: LinearOperator, found: Float[Tensor, "b m N"]) -> LinearOperator:
+    r"""A flat stack of maps $J(I - Z Z^T)$ for the orthonormal rows Z found of each."""
+    part = op.restrict
+
+    def without(u: Float[Tensor, "b N"]) -> Float[Tensor, "b N"]:
+        overlap = torch.bmm(u.unsqueeze(1), found.mT)
+        return u - torch.bmm(overlap, found).squeeze(1)
+
+    return replace(
+        op,
+        mv=lambda u: op.mv(without(u)),
+        rmv=lambda u: without(op.rmv(u)),
+        exact=None,
+        coarse=None,
+        restrict=None if part is None else lambda index: deflated(part(index), found[index]),
+    )
+
+
+def most_of_rest(residual: Float64[np.ndarray, " b"], width: float) -> Float64[np.ndarray, " b"]:
+    r"""The largest $b/a$ for which $\sigma \le (1 + \mathrm{width})\,a$ follows from $r/a^2$; 0
+    where none does.
+    """
+    t = (1 + width) ** 2
+    return np.sqrt(np.maximum(t - residual**2 / (t - 1), 0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class Rest:
+    """Which problems have no singular value above their goal, and the pairs that it took."""
+
+    below: Bool[np.ndarray, " b"]
+    pairs: Int[np.ndarray, " b"]
+
+
+def bound_rest(
+    op: LinearOperator,
+    starts: Starts,
+    goal: Float64[np.ndarray, " b"],
+    failure_probability: float,
+    max_pairs: int,
+) -> Rest:
+    """Whether the norms of a flat stack lie below their goals, each but with this probability; a
+    problem ends as soon as that is shown, or shown to be false.
+    """
+    rest = Rest(np.zeros(len(goal), dtype=bool), np.zeros(len(goal), dtype=int))
+    delta = starts.overlap(failure_probability)
+    lanczos, number = Lanczos(op, starts.vectors), np.arange(len(goal))
+    lanczos.freeze(goal <= 0)
+    for pair in range(1, max_pairs + 1):
+        if not lanczos.active.any():
+            break
+        lanczos.step()
+        process = lanczos.process
+        if pair < FIRST_LOOK and not process.finished.any():
+            continue
+        top = np.linalg.svd(process.matrices(), compute_uv=False)[:, 0]
+        wanted = goal[number]
+        shown = (top < wanted) & reaches(
+            process.alpha, process.beta, wanted, delta[number], noise(op.dtype)
+        )
+        ended = lanczos.active & (shown | process.finished | ~(top < wanted))
+        rest.below[number[ended]] = shown[ended]
+        rest.pairs[number[lanczos.active]] = pair
+        lanczos.freeze(ended)
+        if op.restrict is not None and 0 < lanczos.active.sum() <= len(number) / 2:
+            number = number[lanczos.shrink()]
+    return rest
+
+
+def bracketed(
+    op: LinearOperator,
+    draw: Draw,
+    tol: float,
+    failure_probability: float | None,
+    max_pairs: int,
+) -> Found:
+    """Search a flat stack: for brackets in float64 first with products in float32, where the map
+    has them; what that does not settle is searched again in float64 alone. Each has half of the
+    failure probability.
+    """
+    if failure_probability is None or op.coarse is None or tol < LEAST_TOLERANCE:
+        return search(op, draw, tol, failure_probability, max_pairs)
+    half, problems = failure_probability / 2, op.stack[0]
+    found = _coarsely(op, draw, tol, half / problems, max_pairs)
+    left = np.arange(problems) if found is None else np.flatnonzero(~found.converged)
+    if found is not None and not len(left):
+        return found
+    if found is None or len(left) == problems or op.restrict is None:
+        return search(op, draw, tol, half, max_pairs)
+    some = op.restrict(torch.as_tensor(left, device=op.device))
+    again = search(
+        some,
+        lambda _, attempt: draw(op, attempt).rows(left),
+        tol,
+        half * len(left) / problems,
+        max_pairs,
+    )
+    found.put(left, again)
+    return found
+
+
+def _coarsely(
+    op: LinearOperator, draw: Draw, tol: float, failure_probability: float, max_pairs: int
+) -> Found | None:
+    """The brackets that products in float32 settle: the others have not converged. None where
+    float32 is of no use.
+    """
+    assert op.coarse is not None
+    coarse = replace(op.coarse(), exact=lambda: op)
+    error, slack = COARSENESS * allowance(coarse), allowance(op)
+    if not error <= MOST_COARSE:
+        return None
+    try:
+        found = search(coarse, draw, tol / SHARPER, None, min(COARSE_PAIRS, max_pairs))
+    except ValueError:  # it overflows where float64 does not
+        return None
+    size = found.lower / (1 - slack)
+    pulled = op.rmv(found.left) - torch.as_tensor(size, device=op.device)[:, None] * found.right
+    far = torch.linalg.vector_norm(pulled, dim=1).cpu().numpy() / np.maximum(size, 1e-300)
+    width = max(tol, narrowest(slack)) / (1 + slack)
+    goal = size * (most_of_rest(far + slack, width) - error)
+    top = found.right.to(coarse.dtype)[:, None]
+    starts = draw(coarse, REST).beside(top)
+    rest = bound_rest(deflated(coarse, top), starts, goal, failure_probability, max_pairs)
+    found.upper = np.where(rest.below, size * (1 + width) * (1 + slack), np.nan)
+    found.residual, found.converged = far, rest.below
+    found.pairs = found.pairs + rest.pairs + 1
+    return found

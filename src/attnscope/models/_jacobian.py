@@ -43,20 +43,17 @@ def part_jacobian(
     product of a lower bound.
     """
     stack = x.ndim - 2
-    if (
-        part == "attention"
-        and not model.rebuilt(layer)
-        and holds(partial(check_tapped, model, layer))
-    ):
+    known = part not in ("mlp", "block") and model.rebuilt(layer)  # once: it runs the layer
+    if part == "attention" and not known and holds(partial(check_tapped, model, layer)):
         if (made := spelled(model, layer, x)) is not None:
             return jacobian(made, Particles(x))
         chained = _chained(model, layer, x, double)
         if chained is not None:
             return chained
-    if part in ("mlp", "block") or not model.rebuilt(layer):
+    if not known:
         exact = None if double is None else double.function(layer, part)
         return jacobian(model.function(layer, part), x, stack, double=exact)
-    attention = model.attention(layer)
+    attention = model.from_weights(layer)
     if part == "attention":
         return jacobian(attention, Particles(x))
     norm, pre_norm = model.norm(layer), model.pre_norm

@@ -17,7 +17,6 @@ from attnscope.report.shell import whole
 from attnscope.report.summary import section, summary
 from attnscope.report.tables import verdict_table
 from attnscope.studies import Verdict
-from attnscope.studies.reproduce import RECORD
 from attnscope.validation import parsed
 
 LARGEST = 250_000
@@ -65,6 +64,8 @@ def html_of_all(folder: Path) -> str:
 
 def _recorded(folder: Path, missing: list[str]) -> list[Mapping[str, Any]]:
     """What verdicts.json says of every figure."""
+    from attnscope.studies.reproduce import RECORD  # brings every study: a second and more
+
     path = folder / RECORD
     if not path.is_file():
         missing.append(f"There is no {RECORD}: figures are those of the runs that were found.")

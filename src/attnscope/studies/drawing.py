@@ -100,7 +100,7 @@ def as_png(figure: Any) -> bytes:
 
 def lay_out(figure: Any) -> None:
     """Find the layout once and keep it: what is drawn later only draws."""
-    figure.draw_without_rendering()
+    figure.get_layout_engine().execute(figure)
     figure.set_layout_engine(None)
 
 

@@ -34,7 +34,9 @@ def needs_double(model: Model, part: str) -> bool:
 def constants(cell: Constants, workbench: Workbench) -> list[Row | DirectionRow]:
     """Measure length by length and layer by layer: the whole layer first, then its heads."""
     model = workbench.model(cell.model, cell.device, cell.dtype, cell.weights)
-    double = model.doubled() if needs_double(model, cell.part) else None
+    place = ("needs double", cell.model, cell.device, cell.dtype, cell.part)
+    wanted = workbench.once(place, lambda: needs_double(model, cell.part))
+    double = model.doubled() if wanted else None
     memory, rows = Memory(cell.first), list[Row | DirectionRow]()
     for number, n in enumerate(cell.rungs):
         last = n == cell.n
@@ -88,7 +90,7 @@ def theorems(cell: Place, workbench: Workbench) -> list[BoundRow]:
             except ValueError:  # too large, or a norm of another form: a remark of the study
                 continue
         else:
-            found = smoothness(model.attention(layer), Particles(read[0]))
+            found = smoothness(model.from_weights(layer), Particles(read[0]))
             if part != "attention":
                 found = _with_norm(model, layer, part, x[0], found)
         rows += [BoundRow(layer, **vars(bound), **where) for bound in found]

@@ -23,6 +23,8 @@ ROWS_AT_ONCE = 4096
 """The adjoint projects this many rows at a time, and writes them over the gradients that it no
 longer needs.
 """
+SMALLEST, LARGEST = 1e-8, 1e8
+"""Sizes of tensors whose products float32 can hold, one after the other."""
 
 
 def of_attention(attention: Attention, mu: Particles) -> LinearOperator:
@@ -69,11 +71,23 @@ def _of_checked(attention: Attention, mu: Particles, layer: _Layer | None = None
         ),
         coarse=(
             None
-            if layer is None or mu.x.dtype != torch.float64
+            if layer is None or not _fits_float32(attention, mu)
             else lambda: _of_checked(attention.to(torch.float32), mu.to(torch.float32))
         ),
         restrict=restrict if mu.x.ndim > 2 else None,
     )
+
+
+def _fits_float32(attention: Attention, mu: Particles) -> bool:
+    """Whether float64 numbers lie where float32 keeps its digits. Angles of rotary embeddings do
+    not: they grow with the token's number.
+    """
+    if mu.x.dtype != torch.float64 or attention.heads.rotary is not None:
+        return False
+    heads = attention.heads
+    parts = (mu.x, mu.weights, heads.query, heads.key, heads.value, heads.output)
+    sizes = torch.stack([part.detach().abs().amax() for part in parts if part is not None])
+    return bool((((sizes > SMALLEST) & (sizes < LARGEST)) | (sizes == 0)).all())
 
 
 def in_metric(plain: LinearOperator, weights: Float[Tensor, "*stack n"]) -> LinearOperator:

@@ -153,11 +153,11 @@ def _coarsely(
     float32 is of no use.
     """
     assert op.coarse is not None
-    coarse = replace(op.coarse(), exact=lambda: op)
-    error, slack = COARSENESS * allowance(coarse), allowance(op)
-    if not error <= MOST_COARSE:
-        return None
     try:
+        coarse = replace(op.coarse(), exact=lambda: op)
+        error, slack = COARSENESS * allowance(coarse), allowance(op)
+        if not error <= MOST_COARSE:
+            return None
         found = search(coarse, draw, tol / SHARPER, None, min(COARSE_PAIRS, max_pairs))
     except ValueError:  # it overflows where float64 does not
         return None

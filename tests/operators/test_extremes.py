@@ -68,17 +68,22 @@ def test_a_stack_of_all_sizes(size: float, randn: Callable[..., Tensor]) -> None
 
 
 @pytest.mark.parametrize("size", [1e-200, 1e-160, 1e-38, 1e38, 1e200])
-def test_values_of_attention_of_any_size(size: float, randn: Callable[..., Tensor]) -> None:
+@pytest.mark.parametrize(("tol", "off"), [(1e-10, 1e-9), (1e-6, 2e-6)])
+def test_values_of_attention_of_any_size(
+    size: float, tol: float, off: float, randn: Callable[..., Tensor]
+) -> None:
+    """At 1e-6 those of ordinary size are found by float32 products, which others have not."""
     a, v, mu = randn(3, 3), randn(3, 3), asc.Particles(randn(5, 3))
     one, other = (
         asc.spectral_norm(
             asc.jacobian(asc.Softmax(asc.Heads.from_matrices(a, made)), mu),
+            tol=tol,
             failure_probability=1e-6,
         )
         for made in (v, v * size)
     )
-    assert other.lower == pytest.approx(one.lower * size, rel=1e-9)
-    assert other.upper == pytest.approx(one.upper * size, rel=1e-9)
+    assert other.lower == pytest.approx(one.lower * size, rel=off)
+    assert other.upper == pytest.approx(one.upper * size, rel=off)
 
 
 def test_what_cannot_be_represented_is_an_error_that_says_so() -> None:

@@ -164,7 +164,8 @@ def _coarsely(
     size = found.lower / (1 - slack)
     pulled = op.rmv(found.left) - torch.as_tensor(size, device=op.device)[:, None] * found.right
     far = torch.linalg.vector_norm(pulled, dim=1).cpu().numpy() / np.maximum(size, 1e-300)
-    width = max(tol, narrowest(slack)) / (1 + slack)
+    whole = 1 + max(tol, narrowest(slack))  # upper over lower, rounding on both sides included
+    width = (whole * (1 - slack) / (1 + slack) - 1) * (1 - 1e-6)
     goal = size * (most_of_rest(far + slack, width) - error)
     top = found.right.to(coarse.dtype)[:, None]
     starts = draw(coarse, REST).beside(top)

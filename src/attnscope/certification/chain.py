@@ -14,8 +14,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from attnscope.bounds import NoBound
+from attnscope.bounds.near.place import Kept
 from attnscope.certification.containers import contained, held
-from attnscope.layers import Guided, Layer, OverBall, Remainder, torch_layer
+from attnscope.layers import Guided, Layer, OverBall, Recalling, Remainder, torch_layer
 from attnscope.norms import SLACK
 
 FARTHEST = 1e6
@@ -37,13 +38,17 @@ class Link:
         eps: Float[Tensor, " k"],
         each: Float[Tensor, "k n"] | None = None,
         before: OverBall | None = None,
+        known: Kept | None = None,
     ) -> OverBall:
         """What the layer says, checked, with the slack for rounding. `before` is what the layer in
-        front of it said, which may hold it to some directions.
+        front of it said, which may hold it to some directions; `known` is what was found at other
+        radii around these inputs.
         """
         span = None if before is None else before.span
         with self._named():
-            if span is not None and isinstance(self.layer, Guided):
+            if known is not None and isinstance(self.layer, Recalling):
+                found = self.layer.over_known(x, eps, each, span, known)
+            elif span is not None and isinstance(self.layer, Guided):
                 found = self.layer.over_span(x, eps, each, span)
             else:
                 found = self.layer.over(x, eps, each)

@@ -15,12 +15,14 @@ radius, $\frac12\lambda_{\max}(M_l)e_{l-1}^2$, counts with that instead.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from attnscope.bounds.near.place import Kept
 from attnscope.certification.chain import Link, within_reach
 from attnscope.layers import OverBall, affine, same
 from attnscope.norms import SLACK, TINY, largest_root, positive_norm
@@ -38,7 +40,13 @@ class Joint:
     for its first layer, and a remainder for every one.
     """
 
-    def __init__(self, links: list[Link], values: list[Tensor], eps: Float[Tensor, " k"]) -> None:
+    def __init__(
+        self,
+        links: list[Link],
+        values: list[Tensor],
+        eps: Float[Tensor, " k"],
+        known: Mapping[int, Kept] | None = None,
+    ) -> None:
         self.links, self.eps, self.radii = links, eps, [eps]
         self.found: list[OverBall] = []
         self.budgets: list[Tensor] = []
@@ -47,7 +55,8 @@ class Joint:
         for number, (link, x) in enumerate(zip(links, values, strict=False)):
             self.radii[-1], lost = within_reach(self.radii[-1])
             self.lost = self.lost | lost
-            found = link.over(x, self.radii[-1], each, self.found[-1] if self.found else None)
+            before = self.found[-1] if self.found else None
+            found = link.over(x, self.radii[-1], each, before, None if known is None else known.get(number))
             self.found.append(found)
             self.fits = found.remainder is not None and (number > 0 or found.budget is not None)
             if not self.fits:

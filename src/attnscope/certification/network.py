@@ -18,6 +18,7 @@ from attnscope.certification.certificate import ASSUMPTIONS, Certificate
 from attnscope.certification.chain import Link, chain
 from attnscope.certification.containers import NotTheChain
 from attnscope.certification.exact import exact, follow
+from attnscope.certification.radii import Radii
 from attnscope.certification.reading import is_composite, taken_apart
 from attnscope.certification.telescope import METHODS, Clean
 from attnscope.validation import check_positive, check_tensor, described
@@ -114,11 +115,13 @@ def _certified(
     labels: Int[Tensor, " b"] | None,
     bisections: int,
 ) -> list[list[Certificate]]:
-    """As many images at a time as memory allows; the first by itself, to see how large they get."""
+    """As many images at a time as memory allows; the first shows how large they get."""
     _check_images(images, links)
     found: list[list[Certificate]] = [[] for _ in several]
-    at, size = 0, 1
-    while at < len(images):
+    first = _clean(network, links, images[:1].to(torch.float64, copy=True))
+    entries = first.logits.shape[1] * sum(value.numel() for value in first.values)
+    size = max(1, ENTRIES // entries)
+    for at in range(0, len(images), size):
         part = images[at : at + size].to(torch.float64, copy=True)
         clean = _clean(network, links, part)
         clean.aim(
@@ -135,10 +138,6 @@ def _certified(
             found, _certificates(clean, farthest, several, bisections), strict=True
         ):
             made += more
-        at += size
-        size = max(
-            1, ENTRIES // (clean.logits.shape[1] * sum(value[0].numel() for value in clean.values))
-        )
     return found
 
 
@@ -156,17 +155,14 @@ def _certificates(
     """Radii from the largest down, so that an image certified at one is not tried at smaller
     ones.
     """
-    radius, method, high = torch.zeros_like(farthest), torch.zeros_like(clean.labels), farthest
+    radii = Radii(clean)
     verdicts: dict[float, tuple[list[bool], list[int]]] = {}
     for eps in sorted(set(several), reverse=True):
-        _try(clean, torch.full_like(radius, eps), radius, method)
-        verdicts[eps] = ((radius >= eps).tolist(), method.tolist())
-    for _ in range(bisections):
-        middle = (radius + high) / 2
-        before = radius.clone()
-        _try(clean, middle, radius, torch.zeros_like(method))
-        high = torch.where(radius > before, high, torch.minimum(high, middle))
-    margins, proved, names = clean.margins.amin(0).tolist(), radius.tolist(), clean.labels.tolist()
+        radii.attempt(torch.full_like(farthest, eps))
+        verdicts[eps] = ((radii.radius >= eps).tolist(), radii.method.tolist())
+    radii.search(farthest, bisections)
+    margins, proved = clean.margins.amin(0).tolist(), radii.radius.tolist()
+    names = clean.labels.tolist()
     return [
         [
             Certificate(
@@ -182,18 +178,6 @@ def _certificates(
         ]
         for eps in several
     ]
-
-
-def _try(
-    clean: Clean, eps: Float[Tensor, " b"], radius: Float[Tensor, " b"], method: Int[Tensor, " b"]
-) -> None:
-    """Certify the images whose proved radius is below eps; write what is proved into radius and
-    method.
-    """
-    image = torch.nonzero((eps > radius) & (eps > 0))[:, 0]
-    how = clean.certify(image, eps[image])
-    done = image[how > 0]
-    radius[done], method[done] = eps[done], how[how > 0]
 
 
 def _clean(network: nn.Module, links: list[Link], images: Tensor) -> Clean:

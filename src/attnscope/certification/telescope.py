@@ -22,10 +22,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from attnscope.bounds.near.place import Kept
 from attnscope.certification.certificate import Method
 from attnscope.certification.chain import Link, within_reach
 from attnscope.certification.joint import Joint
-from attnscope.layers import OverBall, affine
+from attnscope.layers import OverBall, Recalling, affine
 from attnscope.norms import SLACK
 
 ENTRIES = 2**21
@@ -86,6 +87,11 @@ class Clean:
             ]
         )
         self.values = [value.detach() for value in self.values]
+        self.known = {
+            number: Kept.of(value)
+            for number, (link, value) in enumerate(zip(self.links, self.values, strict=False))
+            if isinstance(link.layer, Recalling)
+        }
 
     def _slopes(self) -> list[Float[Tensor, "classes b ..."]]:
         """Gradients of every logit at every cut."""
@@ -114,15 +120,21 @@ class Clean:
         """
         return (self.margins / self.norms[0]).amin(0).clamp(min=0)
 
-    def certify(self, image: Int[Tensor, " k"], eps: Float[Tensor, " k"]) -> Int[Tensor, " k"]:
-        """By which of METHODS the images of these numbers are certified at these radii."""
-        found = torch.zeros_like(image)
+    def certify(
+        self, image: Int[Tensor, " k"], eps: Float[Tensor, " k"]
+    ) -> tuple[Int[Tensor, " k"], Float[Tensor, " k"]]:
+        """By which of METHODS the images of these numbers are certified at these radii, and what
+        share of the margin that is worst off is taken there: above 1, or unknown, where it is not
+        certified.
+        """
+        found, taken = torch.zeros_like(image), torch.full_like(eps, torch.inf)
         worth = torch.nonzero((self.margins[:, image] > self.norms[0, :, image] * eps).all(0))[:, 0]
         size = max(1, ENTRIES // (max(part[:, 0].numel() for part in self.gradients)))
         for start in range(0, len(worth), size):
             pairs = worth[start : start + size]
-            found[pairs] = _Pairs(self, image[pairs], eps[pairs]).decide()
-        return found
+            some = _Pairs(self, image[pairs], eps[pairs])
+            found[pairs], taken[pairs] = some.decide(), some.taken()
+        return found, taken
 
 
 class _Pairs:
@@ -134,6 +146,8 @@ class _Pairs:
         self.clean, self.image, self.eps = clean, image, eps
         self.margins = clean.margins[:, image]
         self.tail = torch.zeros_like(self.margins)
+        self.fall = torch.full_like(self.margins, torch.inf)
+        self.known = {number: kept.some(image) for number, kept in clean.known.items()}
         self.open = torch.ones_like(self.margins, dtype=torch.bool)
         self.method = torch.zeros_like(image)
         self.radii: list[Tensor] = []
@@ -142,13 +156,18 @@ class _Pairs:
     def decide(self) -> Int[Tensor, " k"]:
         clean = self.clean
         if clean.tokens:
-            joint = Joint(clean.links, [x[self.image] for x in clean.values], self.eps)
+            values = [x[self.image] for x in clean.values]
+            joint = Joint(clean.links, values, self.eps, self.known)
             clean.tokens = joint.fits
         if clean.tokens:
             self._by_tokens(joint)
         else:
             self._by_layers()
         return torch.where(self.open.any(0), UNDECIDED, self.method)
+
+    def taken(self) -> Float[Tensor, " k"]:
+        """The largest share of a margin by which it may fall, as far as that was worked out."""
+        return (self.fall / self.margins).amax(0)
 
     def _by_tokens(self, joint: Joint) -> None:
         """Layer-wise first; gradients at all layers only for the margins that this leaves open."""
@@ -173,16 +192,19 @@ class _Pairs:
         """Margins that budgets just missed: sharper and slower radii of single layers."""
         rest = _Pairs(self.clean, self.image[near], self.eps[near])
         rest.open, rest.method = self.open[:, near], self.method[near]
+        rest.fall = self.fall[:, near]
         rest._by_layers()
         self.open[:, near], self.method[near] = rest.open, rest.method
+        self.fall[:, near] = rest.fall
 
     def _by_layers(self) -> None:
         self.radii, self.found = [self.eps], []
-        for link, x in zip(self.clean.links, self.clean.values, strict=False):
+        for number, (link, x) in enumerate(zip(self.clean.links, self.clean.values, strict=False)):
             self.radii[-1], lost = within_reach(self.radii[-1])
             self.tail[:, lost] = torch.inf
             before = self.found[-1] if self.found else None
-            self.found.append(link.over(x[self.image], self.radii[-1], before=before))
+            known = self.known.get(number)
+            self.found.append(link.over(x[self.image], self.radii[-1], None, before, known))
             self.radii.append(self.found[-1].radius)
         self._cut(len(self.found))
         for number in reversed(range(len(self.found))):
@@ -222,6 +244,7 @@ class _Pairs:
 
     def _close(self, fall: Float[Tensor, "c k"], name: Int[Tensor, " k"] | int) -> None:
         """Certify the margins above what they can fall."""
+        self.fall = torch.minimum(self.fall, fall)
         closing = self.open & (fall < self.margins)
         method = torch.maximum(self.method, torch.as_tensor(name, device=self.method.device))
         self.method = torch.where(closing.any(0), method, self.method)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from attnscope import bounds
 from attnscope.attention import Attention, Heads
+from attnscope.bounds.near.place import Kept
 from attnscope.layers.contract import OverBall, Remainder
 from attnscope.layers.norms import Centre, Norm, TokenNorm, refuse_inner
 from attnscope.layers.residual import Residual
@@ -147,14 +148,25 @@ class ResidualAttention(nn.Module):
         each: Float[Tensor, "k n"] | None,
         span: Float[Tensor, "d m"] | None,
     ) -> OverBall:
+        return self.over_known(x, eps, each, span, None)
+
+    def over_known(
+        self,
+        x: Float[Tensor, "k n d"],
+        eps: Float[Tensor, " k"],
+        each: Float[Tensor, "k n"] | None,
+        span: Float[Tensor, "d m"] | None,
+        known: Kept | None,
+    ) -> OverBall:
         """The smallest of all theorems without tokens; one reading of the scores with them, which
         is coarser and much cheaper.
         """
         refuse_inner(self.norm)
         attention, tokens = self.attention().to(torch.float64), x.double()
         if each is not None:
-            return self._by_tokens(attention, tokens, eps, span=span)
-        found = bounds.sensitivity(attention, tokens, eps, residual=1 / self.step, span=span)
+            return self._by_tokens(attention, tokens, eps, span, known)
+        r = 1 / self.step
+        found = bounds.sensitivity(attention, tokens, eps, residual=r, span=span, known=known)
 
         def remainder(gradients: Float[Tensor, "c k n d"]) -> Remainder:
             against = self.step * gradients.double()
@@ -178,10 +190,11 @@ class ResidualAttention(nn.Module):
         x: Float[Tensor, "k n d"],
         eps: Float[Tensor, " k"],
         span: Float[Tensor, "d m"] | None = None,
+        known: Kept | None = None,
         budgets_alone: bool = False,
     ) -> OverBall:
         found = bounds.tokens_over_ball(
-            attention, x, eps, 1 / self.step, span, budgets_alone=budgets_alone
+            attention, x, eps, 1 / self.step, span, known, budgets_alone=budgets_alone
         )
         budget = self.step * found.budget
         radius = torch.minimum(self.step * found.radius, positive_norm(budget) * eps)

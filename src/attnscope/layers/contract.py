@@ -24,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnscope.bounds import NoBound
+from attnscope.bounds.near.place import Kept
 from attnscope.norms import SLACK, largest_root
 
 
@@ -109,6 +110,22 @@ class Guided(Protocol):
         span: Float[Tensor, "d m"] | None,
     ) -> OverBall:
         """As `Layer.over`, for movements within the span of these columns."""
+        ...
+
+
+@runtime_checkable
+class Recalling(Protocol):
+    """A layer that is asked at many radii, and works out once what depends on its inputs alone."""
+
+    def over_known(
+        self,
+        x: Float[Tensor, "k n d"],
+        eps: Float[Tensor, " k"],
+        each: Float[Tensor, "k n"] | None,
+        span: Float[Tensor, "d m"] | None,
+        known: Kept | None,
+    ) -> OverBall:
+        """As `Guided.over_span`; `known` is about these inputs, this layer and this span."""
         ...
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import final
 
 import torch
@@ -41,7 +40,6 @@ class ScoreNorms:
             matrices.a_norm + math.sqrt(reading.n) * matrices.m_norm / 2,
         )
 
-    @cached_property
     def linear(self) -> Float[Tensor, "b h"]:
         r"""At least the norm of $D \mapsto t$."""
         return self.weighed(torch.ones_like(self.reading.kappa[..., 0]))
@@ -64,11 +62,13 @@ class ScoreNorms:
         cross = top * spectral(key @ reading.query.mT)
         return ((top * self.query).square() + spectral(key).square() + 2 * cross + TINY).sqrt()
 
-    def nearby(self, eps: Float[Tensor, " b"]) -> Float[Tensor, "b h"]:
-        """The same norm, weights one, at every input of the ball."""
+    def nearby(
+        self, linear: Float[Tensor, "b h"], eps: Float[Tensor, " b"]
+    ) -> Float[Tensor, "b h"]:
+        """The norm `linear` at every input of the ball."""
         matrices = self.reading.matrices
         return (
-            self.linear
+            linear
             + (2 * matrices.a_norm + math.sqrt(self.reading.n) * matrices.m_norm) * eps[..., None]
         )
 

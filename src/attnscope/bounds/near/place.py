@@ -3,7 +3,8 @@ r"""The places of this room: an input X and all $X'$ with $|X' - X|_F \le \varep
 A theorem at `Near` bounds how far $F(X) = rX + \Gamma(X)$ moves, one at `NearTokens` how far each
 token of it moves, one at `NearCurvature` how curved it is against a direction, one at `NearBend` in
 norm. The four questions are asked of the same ball: what one theorem has worked out, `at_input` or
-`over_ball`, the others find there.
+`over_ball`, the others find there. What is `kept` is found again by later questions about the same
+inputs, at any radius.
 
 ```python
 @at_input
@@ -20,13 +21,60 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, final
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnscope.attention import Attention
 
 Held = TypeVar("Held")
 Kind = TypeVar("Kind", bound="Around")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What is known of a stack of inputs of one attention, whatever the radius: `x` are all inputs,
+    `index` those that a question is about. It lives as long as whoever asks keeps it.
+    """
+
+    x: Float[Tensor, "all n d"]
+    index: Int[Tensor, " b"]
+    values: dict[Any, tuple[Float[Tensor, "all ..."], Bool[Tensor, " all"]]] = field(
+        default_factory=dict, repr=False
+    )
+
+    @classmethod
+    def of(cls, x: Float[Tensor, "all n d"]) -> Kept:
+        return cls(x, torch.arange(len(x), device=x.device))
+
+    def some(self, rows: Int[Tensor, " c"]) -> Kept:
+        """The same about some of the inputs."""
+        return Kept(self.x, self.index[rows], self.values)
+
+    def check(self, x: Float[Tensor, "b n d"]) -> None:
+        """What is known of one input must never answer for another."""
+        if not torch.equal(self.x[self.index], x):
+            raise ValueError("what was kept is about other inputs than these.")
+
+    def value(
+        self,
+        key: Any,
+        make: Callable[[Int[Tensor, " c"]], Float[Tensor, "c ..."]],
+    ) -> Float[Tensor, "b ..."]:
+        """From what is known, after `make` has found what is not, by its places among the b."""
+        if key not in self.values:
+            unknown = torch.zeros(len(self.x), dtype=torch.bool, device=self.x.device)
+            self.values[key] = self.x.new_empty(0), unknown
+        held, known = self.values[key]
+        missing = torch.nonzero(~known[self.index])[:, 0]
+        if len(missing):
+            found = make(missing)
+            if not len(held):
+                held = found.new_empty(len(self.x), *found.shape[1:])
+            held[self.index[missing]], known[self.index[missing]] = found, True
+            self.values[key] = held, known
+        return held[self.index]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +93,13 @@ class Around(ABC):
     share: float = 1.0
     span: Float[Tensor, "d k"] | None = None
     held: dict[Any, Any] = field(default_factory=dict, repr=False)
+    known: Kept | None = field(default=None, repr=False)
+
+    def some(self, rows: Int[Tensor, " c"]) -> Self:
+        """Some of the inputs, with nothing worked out yet."""
+        return dataclasses.replace(
+            self, x=self.x[rows], eps=self.eps[rows], held={}, known=None
+        )
 
     def within(self, share: float) -> Self:
         """The ball of this share of the radius: it holds the first part of every segment."""
@@ -52,8 +107,8 @@ class Around(ABC):
 
     def seen_as(self, kind: type[Kind]) -> Kind:
         """The same ball under another question."""
-        known = (self.attention, self.x, self.eps, self.residual, self.share, self.span, self.held)
-        return kind(*known)
+        asked = (self.attention, self.x, self.eps, self.residual, self.share, self.span)
+        return kind(*asked, self.held, self.known)
 
 
 @final
@@ -101,6 +156,26 @@ class Budget:
 def at_input(make: Callable[[Around], Held]) -> Callable[[Around], Held]:
     """Work it out once for all radii: it must depend on the attention, x and the residual alone."""
     return _once(make, lambda near: None)
+
+
+def kept(
+    make: Callable[[Around], Float[Tensor, "b ..."]],
+) -> Callable[[Around], Float[Tensor, "b ..."]]:
+    """As `at_input`, a tensor with the inputs first, and found again by later questions where what
+    is known is `Kept`.
+    """
+    alone = at_input(make)
+
+    def held(near: Around) -> Float[Tensor, "b ..."]:
+        if near.known is None:
+            return alone(near)
+        key = make, near.residual, near.span is None
+        return near.known.value(
+            key, lambda rows: make(near if len(rows) == len(near.x) else near.some(rows))
+        )
+
+    held.__doc__ = make.__doc__
+    return held
 
 
 def over_ball(make: Callable[[Around], Held]) -> Callable[[Around], Held]:

@@ -19,7 +19,7 @@ from attnscope.attention import Attention
 from attnscope.bounds._bound import Kind, Side
 from attnscope.bounds.near._checks import Number, checked, checked_residual, holding
 from attnscope.bounds.near._graded import FEW, curved, weighed
-from attnscope.bounds.near.place import Near, NearBend, NearCurvature, NearTokens
+from attnscope.bounds.near.place import Kept, Near, NearBend, NearCurvature, NearTokens
 from attnscope.bounds.registry import Theorem, theorems
 from attnscope.norms import SLACK, largest_root, positive_norm
 from attnscope.validation import check_shape, check_tensor
@@ -92,6 +92,7 @@ def sensitivity(
     eps: Number | Tensor,
     residual: Number = 0.0,
     span: Float[Tensor, "d k"] | None = None,
+    known: Kept | None = None,
 ) -> Sensitivity:
     r"""Bounds on $|F(X + D) - F(X)|_F$ over $|D|_F \le \varepsilon$ for $F(X) = rX + \Gamma(X)$.
 
@@ -102,6 +103,7 @@ def sensitivity(
         residual: r, of any sign.
         span: orthonormal columns; D is then of the form $\Delta B^T$, every token moves within
             their span alone. None: in any direction.
+        known: what earlier questions about these inputs have found; only with one eps per input.
 
     Returns:
         Every proved bound by name, and the smallest; infinite where float64 overflows.
@@ -115,13 +117,15 @@ def sensitivity(
     attention, x, radius = checked(attention, x, eps)
     r = checked_residual(residual)
     proved = holding(attention, Near(attention, *_flat(x, radius), r, span=span))
-    parts = [
-        {one.name: one(attention, near) for one in proved}
-        for near in (
-            Near(attention, *part, r, span=span)
-            for part in _parts(x, radius, attention.heads.count)
-        )
-    ]
+    if known is not None:
+        known.check(x)
+    parts, start = [], 0
+    for part in _parts(x, radius, attention.heads.count):
+        rows = torch.arange(start, start + len(part[1]), device=x.device)
+        some = None if known is None else known.some(rows)
+        near = Near(attention, *part, r, span=span, known=some)
+        parts.append({one.name: one(attention, near) for one in proved})
+        start += len(rows)
     shape = torch.broadcast_shapes(radius.shape, x.shape[:-2])
     return Sensitivity(
         {
@@ -205,6 +209,7 @@ def tokens_over_ball(
     eps: Number | Float[Tensor, " b"],
     residual: Number,
     span: Float[Tensor, "d k"] | None = None,
+    known: Kept | None = None,
     *,
     budgets_alone: bool = False,
 ) -> TokensOverBall:
@@ -216,6 +221,7 @@ def tokens_over_ball(
         eps: one radius for all, or one per input.
         residual: r, of any sign.
         span: as for `sensitivity`.
+        known: as for `sensitivity`.
         budgets_alone: take the radius from the budget of all tokens: larger, at a tenth of the cost
             or less.
 
@@ -225,7 +231,9 @@ def tokens_over_ball(
     check_tensor("x", x, "b n d")
     attention, tokens, radius = checked(attention, x, eps)
     r = checked_residual(residual)
-    near = NearTokens(attention, tokens, radius.expand(len(tokens)), r, span=span)
+    if known is not None:
+        known.check(tokens)
+    near = NearTokens(attention, tokens, radius.expand(len(tokens)), r, span=span, known=known)
     proved = holding(attention, near)
     bent = near.seen_as(NearCurvature)
     forms = _forms(holding(attention, bent), bent)

@@ -30,6 +30,7 @@ from attnscope.bounds.near.place import (
     NearCurvature,
     NearTokens,
     at_input,
+    kept,
     over_ball,
     without_rotary,
 )
@@ -56,13 +57,13 @@ def reading(near: Around) -> SigmoidAt:
     return SigmoidAt.of(near.attention, near.x)
 
 
-@at_input
+@kept
 def direct(near: Around) -> Float[Tensor, " b"]:
     r"""$\xi$, the norm of what moves with the coupling held fixed."""
     return direct_norm(reading(near).p, reading(near).c, near.residual)
 
 
-@at_input
+@kept
 def first_order(near: Around) -> Float[Tensor, " b"]:
     r"""At least $\|DF(X)\|$."""
     return _jacobian_norm(reading(near), near.residual, direct(near))

@@ -32,6 +32,7 @@ from attnscope.bounds.near.place import (
     NearCurvature,
     NearTokens,
     at_input,
+    kept,
     over_ball,
     without_rotary,
 )
@@ -77,14 +78,20 @@ def score_norms(near: Around) -> ScoreNorms:
     return ScoreNorms.of(reading(near))
 
 
-@at_input
+@kept
+def score_slope(near: Around) -> Float[Tensor, "b h"]:
+    r"""At least the norm of the linear part of the change of the scores."""
+    return score_norms(near).linear()
+
+
+@kept
 def direct(near: Around) -> Float[Tensor, " b"]:
     r"""$\xi$, the norm of what moves with the coupling held fixed."""
     at = reading(near)
     return direct_norm(at.p, at.matrices.c, near.residual, movements(near))
 
 
-@at_input
+@kept
 def first_order(near: Around) -> Float[Tensor, " b"]:
     r"""At least $\|DF(X)\|$."""
     return jacobian_norm(reading(near), near.residual, direct(near), movements(near))
@@ -99,7 +106,7 @@ def ball(near: Around) -> Ball:
 def halved(near: Around) -> Float[Tensor, "b h"]:
     r"""At least $|P' - P|_F$: the slope of softmax is at most one half."""
     eps, scores = near.eps[:, None], score_norms(near)
-    return (eps * scores.linear + scores.bend * eps**2) / 2
+    return (eps * score_slope(near) + scores.bend * eps**2) / 2
 
 
 @over_ball
@@ -126,7 +133,7 @@ def capped(near: Around) -> Float[Tensor, " b"]:
     rows = (over.kappa.amax(-1) * over.written).amax(-1)
     schur = ((rows * block.sum(-2).amax(-1) + TINY).sqrt() + over.bent.amax(-1)).sum(-1)
     size = scores.value + matrices.c_norm * near.eps[:, None]
-    by_rows = (over.spread.amax(-1) * scores.nearby(near.eps) * size).sum(-1)
+    by_rows = (over.spread.amax(-1) * scores.nearby(score_slope(near), near.eps) * size).sum(-1)
     added = (matrix, schur, by_rows, covariance_norm(over.reading, over.high, over.kappa, over.eps))
     return direct(near) + (moved.sum(-1) + torch.stack(added).amin(0))
 

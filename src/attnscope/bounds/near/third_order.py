@@ -26,7 +26,7 @@ from attnscope.bounds.near._ball import ROUNDING, Ball
 from attnscope.bounds.near._direct import jacobians
 from attnscope.bounds.near._scores import ScoresAt
 from attnscope.bounds.near._sums import others
-from attnscope.bounds.near.place import Around, Near, at_input, without_rotary
+from attnscope.bounds.near.place import Around, Near, at_input, kept, without_rotary
 from attnscope.bounds.near.softmax import ball, movements, reading, score_norms
 from attnscope.bounds.registry import theorem
 from attnscope.norms import SLACK, TINY, largest_eigenvalue
@@ -44,7 +44,10 @@ SPLITS = 3
 
 
 def few_coordinates(attention: Attention, near: Around) -> bool:
+    """Whether second derivatives can be held; there are none where no score depends on content."""
     n, d = near.x.shape[-2:]
+    if not bool(attention.heads.key.any()):
+        return False
     moved = n * (d if near.span is None else near.span.shape[-1])
     return without_rotary(attention, near) and moved <= MOST and n * d * moved**2 <= ENTRIES
 
@@ -114,7 +117,7 @@ def _largest_sum(forms: Float[Tensor, "b f m m"]) -> Float[Tensor, " b"]:
     return best * (1 + SLACK)
 
 
-@at_input
+@kept
 def _first(near: Around) -> Float[Tensor, "b m m"]:
     r"""$DF^TDF$ at the input."""
     found = jacobians(reading(near), near.residual, movements(near))
@@ -133,7 +136,7 @@ def _slopes(near: Around) -> Float[Tensor, "b h n n m"]:
     return (torch.einsum("bhijk,il->bhijlk", own, eye) + keys).flatten(-2)
 
 
-@at_input
+@kept
 def _second(near: Around) -> Float[Tensor, "b m m"]:
     r"""$T^TT$ of the second derivative T as a map from one movement to bilinear forms: $|D^2F[U,
     U]|_F \le |T[U, \cdot]|_F|U|_F$.
@@ -145,16 +148,18 @@ def _bent(at: ScoresAt, slopes: Float[Tensor, "b h n n m"], number: int) -> Floa
     p, slope = at.p[number], slopes[number]
     apart = _values_apart(at)[number]
     n, k = at.n, at.matrices.a.shape[-1]
-    total = torch.zeros(slope.shape[-1], slope.shape[-1], dtype=p.dtype, device=p.device)
+    size = slope.shape[-1]
+    total = torch.zeros(size, size, dtype=p.dtype, device=p.device)
     for i in range(n):
         weighed = p[:, i, :, None] * slope[:, i]
-        form = torch.einsum("hjo,hja,hjb->oab", apart[:, i], weighed, slope[:, i])
+        pairs = (weighed[..., None] * slope[:, i, :, None]).reshape(-1, size * size)
+        form = (apart[:, i].flatten(0, 1).mT @ pairs).unflatten(1, (size, size))
         written = torch.einsum("hja,hok->oajk", weighed, at.matrices.c).flatten(-2)
         turned = torch.einsum("hj,hjo,hkl->oljk", p[:, i], apart[:, i], at.matrices.a)
         half = written.clone()
         half[:, i * k : (i + 1) * k] += turned.flatten(-2)
-        form = form + half + half.mT
-        total = total + torch.einsum("oab,ocb->ac", form, form)
+        rows = (form + half + half.mT).flatten(0, 1)  # each form is symmetric
+        total = total + rows.mT @ rows
     return total
 
 

@@ -6,7 +6,7 @@ import copy
 import time
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from attnscope.attacks import pgd
@@ -79,7 +79,8 @@ def evaluate(cell: Shard, workbench: Workbench) -> list[Row | NearRow]:
     middle = time.perf_counter()
     workbench.check(0.3, f"{place}: attacks")
     radius = torch.tensor([made.radius for made in proved[0]], dtype=torch.float64)
-    broken, at_radius, blind = _attacked(cell, network, x, y, predicted == y, radius)
+    verdicts = torch.tensor([[made.verdict for made in several] for several in proved])
+    broken, at_radius, blind = _attacked(cell, network, x, y, predicted == y, verdicts, radius)
     seconds = (middle - begun) / len(x), (time.perf_counter() - middle) / len(x)
     off, off_proved = _content_off(cell, network, x, y)
     rows: list[Row | NearRow] = [
@@ -128,29 +129,32 @@ def _attacked(
     network: nn.Module,
     x: Tensor,
     y: Tensor,
-    right: Tensor,
+    right: Bool[Tensor, " b"],
+    proved: Bool[Tensor, "eps b"],
     radius: Float[Tensor, " b"],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Which images are broken at each eps (eps, b) and at their own radius (b), and for which the
-    attack saw no gradient (b).
+) -> tuple[Bool[Tensor, "eps b"], Bool[Tensor, " b"], Bool[Tensor, " b"]]:
+    """Which images are broken within each eps and within their own radius, and for which the attack
+    saw no gradient; all balls in one attack.
 
-    An image broken at one eps stays broken at larger ones; an image that is misread needs no
-    attack.
+    An image that is proved at an eps is attacked at its own radius only, a ball that holds the
+    other; an image that is misread needs no attack. What is broken at one eps stays broken at
+    larger ones.
     """
-    broken = torch.zeros(len(cell.eps), len(x), dtype=torch.bool)
-    at_radius, blind = torch.zeros(2, len(x), dtype=torch.bool)
-    standing = right.clone()
-    strength = (cell.steps, cell.restarts, cell.seed)
-    search = in_single(network)
-    for place in sorted(range(len(cell.eps)), key=lambda e: cell.eps[e]):
-        chosen = standing.nonzero()[:, 0]
-        if len(chosen):
-            attack = pgd(network, x[chosen], y[chosen], cell.eps[place], *strength, search=search)
-            standing[chosen[attack.succeeded]] = False
-            blind[chosen] |= attack.blind
-        broken[place] = right & ~standing
-    chosen = (right & (radius > 0)).nonzero()[:, 0]
-    if len(chosen):
-        attack = pgd(network, x[chosen], y[chosen], radius[chosen], *strength, search=search)
-        at_radius[chosen] = attack.succeeded
-    return broken, at_radius, blind
+    balls = [torch.full_like(radius, eps) for eps in cell.eps] + [radius]
+    asked = [*(right & ~proved), right & (radius > 0)]
+    images = [part.nonzero()[:, 0] for part in asked]
+    distance = torch.full((len(balls), len(x)), torch.inf, dtype=torch.float64)
+    blind = torch.zeros(len(x), dtype=torch.bool)
+    image = torch.cat(images)
+    if len(image):
+        ball = torch.cat([one[part] for one, part in zip(balls, images, strict=True)])
+        ball_number = torch.arange(len(balls)).repeat_interleave(
+            torch.tensor([len(part) for part in images])
+        )
+        strength = (cell.steps, cell.restarts, cell.seed)
+        attack = pgd(network, x[image], y[image], ball, *strength, search=in_single(network))
+        away = torch.linalg.vector_norm((attack.x - x[image]).flatten(1), dim=1)
+        distance[ball_number, image] = away.where(attack.succeeded, torch.inf)
+        blind[image[attack.blind]] = True
+    nearest_found, eps = distance.amin(0), torch.tensor(cell.eps, dtype=torch.float64)
+    return nearest_found <= eps[:, None], (nearest_found <= radius) & (radius > 0), blind

@@ -27,13 +27,13 @@ def share_rows(cell: Explained, workbench: Workbench) -> Iterator[ShareRow]:
     held = images_of(workbench, cell.data, cell.split)
     check_hash(f"{held.name}", hash_images(held, 0, cell.count), cell.pixels)
     norms = norms_by_place(network)
-    for number in range(cell.count):
+    pixels, labels = held.pixels[: cell.count].double(), held.labels[: cell.count]
+    certificates = certify(network, pixels, cell.eps, labels, bisections=cell.bisections)[0]
+    for number, made in enumerate(certificates):
         workbench.check(number / cell.count, f"{cell.network}, image {number}: layers")
-        x, y = held.pixels[number : number + 1].double(), held.labels[number : number + 1]
-        made = certify(network, x, cell.eps, y, bisections=cell.bisections)[0][0]
         if not made.radius > 0:
             continue
-        shares = explained(network, x, made.radius)
+        shares = explained(network, pixels[number : number + 1], made.radius)
         most = max((share.remainder for share in shares), default=0.0)
         for share in shares:
             yield ShareRow(

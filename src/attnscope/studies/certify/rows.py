@@ -29,7 +29,9 @@ class Row(NamedTuple):
     """Right for every image within this radius; 0 when the image is misread."""
     margin: float
     broken: bool | None
-    """The attack found a misread image within eps; None when the image itself is misread."""
+    """The attack found a misread image within eps, or, where eps is certified, within the proved
+    radius and no farther than eps; None when the image itself is misread.
+    """
     broken_at_radius: bool | None
     """The same within the proved radius, where it would be a bug; None when there is no such
     radius.
@@ -184,7 +186,7 @@ class CertifyConfig:
     restarts: int = 5
     seed: int = 0
     bisections: int = 7
-    shard: int = 10
+    shard: int = 25
     nearest: int = 6
     layers: tuple[int, ...] = (1, 8)
     explained: int = 3

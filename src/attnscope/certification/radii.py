@@ -9,13 +9,11 @@ asked the coarsest only. A guess proves nothing: each radius handed out was trie
 
 from __future__ import annotations
 
-from typing import final
+from typing import Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-
-from attnscope.certification.telescope import Clean
 
 SPARE = 4
 """Rounds that guesses may waste before they are held to halving."""
@@ -25,13 +23,26 @@ FINEST = 50
 """Halvings beyond which float64 tells no points apart."""
 
 
+@runtime_checkable
+class Certifies(Protocol):
+    """What a search asks of a clean pass."""
+
+    labels: Int[Tensor, " b"]
+
+    def limits(self) -> Float[Tensor, " b"]: ...
+
+    def certify(
+        self, image: Int[Tensor, " k"], eps: Float[Tensor, " k"]
+    ) -> tuple[Int[Tensor, " k"], Float[Tensor, " k"]]: ...
+
+
 @final
 class Radii:
     """`radius` is proved for every image; `at` is the last try that told how large a share of the
     margin was `taken`, and `failed` whether it failed.
     """
 
-    def __init__(self, clean: Clean) -> None:
+    def __init__(self, clean: Certifies) -> None:
         self.clean, self.limits = clean, clean.limits()
         self.radius, self.at = torch.zeros(2, *self.limits.shape, dtype=self.limits.dtype).to(
             self.limits

@@ -56,7 +56,9 @@ class Joint:
             self.radii[-1], lost = within_reach(self.radii[-1])
             self.lost = self.lost | lost
             before = self.found[-1] if self.found else None
-            found = link.over(x, self.radii[-1], each, before, None if known is None else known.get(number))
+            found = link.over(
+                x, self.radii[-1], each, before, None if known is None else known.get(number)
+            )
             self.found.append(found)
             self.fits = found.remainder is not None and (number > 0 or found.budget is not None)
             if not self.fits:

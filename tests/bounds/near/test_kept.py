@@ -50,4 +50,6 @@ def test_what_is_kept_answers_for_no_other_inputs() -> None:
     with pytest.raises(ValueError, match="other inputs"):
         sensitivity(attention, x[1:3], eps, known=known.some(torch.tensor([1, 0])))
     with pytest.raises(ValueError, match="other inputs"):
-        tokens_over_ball(attention, x[1:3] + 1e-15, eps, 1.0, known=known.some(torch.tensor([1, 2])))
+        tokens_over_ball(
+            attention, x[1:3] + 1e-15, eps, 1.0, known=known.some(torch.tensor([1, 2]))
+        )

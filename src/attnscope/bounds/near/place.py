@@ -97,9 +97,7 @@ class Around(ABC):
 
     def some(self, rows: Int[Tensor, " c"]) -> Self:
         """Some of the inputs, with nothing worked out yet."""
-        return dataclasses.replace(
-            self, x=self.x[rows], eps=self.eps[rows], held={}, known=None
-        )
+        return dataclasses.replace(self, x=self.x[rows], eps=self.eps[rows], held={}, known=None)
 
     def within(self, share: float) -> Self:
         """The ball of this share of the radius: it holds the first part of every segment."""

@@ -44,9 +44,7 @@ class Radii:
 
     def __init__(self, clean: Certifies) -> None:
         self.clean, self.limits = clean, clean.limits()
-        self.radius, self.at = torch.zeros(2, *self.limits.shape, dtype=self.limits.dtype).to(
-            self.limits
-        )
+        self.radius, self.at = torch.zeros_like(self.limits), torch.zeros_like(self.limits)
         self.taken = torch.full_like(self.limits, torch.inf)
         self.failed = torch.zeros_like(self.limits, dtype=torch.bool)
         self.method = torch.zeros_like(clean.labels)

@@ -73,12 +73,10 @@ def t4(attention: Attention, near: Near) -> Float[Tensor, " b"]:
     forms = [eps**2 * _first(near), eps**4 / 4 * _second(near)]
     weights = [(1 - before) ** 3 - (1 - share) ** 3 for before, share in _pairs()]
     third = [_Third.of(ball(near.within(share)), _slopes(near)) for share in SHARES]
-    # (sum of W a)^2 <= (sum of W)(sum of W a^2), and a^2 is linear in its weights
-    weighed = [
-        torch.stack([weight * one for weight, one in zip(weights, part, strict=True)]).sum(0)
-        for part in zip(*(one.weights() for one in third), strict=True)
-    ]
-    forms += [eps**6 / 36 * form for form in _third_forms(_slopes(near), *weighed)]
+    for part in zip(*(one.forms() for one in third), strict=True):
+        # (sum of W a)^2 <= (sum of W)(sum of W a^2)
+        square = sum(weight * form for weight, form in zip(weights, part, strict=True))
+        forms.append(eps**6 / 36 * square)
     squares = torch.stack(forms, dim=1)
     usual = _usual(squares, near.eps)
     squares = torch.where(usual[:, None, None, None], squares, torch.zeros_like(squares))
@@ -175,13 +173,14 @@ def _values_apart(at: ScoresAt) -> Float[Tensor, "b h n n d"]:
 class _Third:
     r"""The third derivative over one ball, in parts whose squares are quadratic forms of U.
 
-    `gain` is $\hat G_i$, `variance` are the $\omega_{ij}$ with $\mathrm{Var}_i(u) \le
-    \sum_j\omega_{ij}|u_j|^2$ for every row of the ball.
+    `gain` is $\hat G_i$, `scores` $\sum_j u_{ij}z_{ij}^2$ as a matrix for each row, `weights` the
+    $\omega_{ij}$ with $\mathrm{Var}_i(u) \le \sum_j\omega_{ij}|u_j|^2$ for every row of the ball.
     """
 
     over: Ball
     gain: Float[Tensor, "b h n"]
-    variance: Float[Tensor, "b h n n"]
+    scores: Float[Tensor, "b h n n m"]
+    weights: Float[Tensor, "b h n n"]
 
     @classmethod
     def of(cls, over: Ball, slopes: Float[Tensor, "b h n n m"]) -> _Third:
@@ -190,8 +189,9 @@ class _Third:
         weights = variance_weights(over.low, high)
         widest, eps = (weights.amax(-1) + TINY).sqrt(), over.eps[:, None, None]
         root = (high + TINY).sqrt()[..., None]
-        here = _norm(root * slopes)
-        sigma = _norm(root * _values_apart(at)) + c * widest * eps
+        seen, apart = root * slopes, root * _values_apart(at)
+        here = _norm(seen)
+        sigma = _norm(apart) + c * widest * eps
         zeta = here + 2 * a * widest * eps
         lengths = torch.linalg.vector_norm(slopes, dim=-1)
         shift = torch.minimum(here, (over.slope * lengths).sum(-1))
@@ -200,38 +200,30 @@ class _Third:
         gain = 3 * c * torch.minimum(reach * zeta, widest * top)
         gain = gain + 6 * a * torch.minimum(beta * both, sigma * reach)
         gain = gain + sigma * torch.maximum(3 * zeta.square(), top.square())
-        return cls(over, gain * (1 + SLACK), weights)
+        return cls(over, gain * (1 + SLACK), seen, weights)
 
-    def weights(
-        self,
-    ) -> tuple[Float[Tensor, "b h n n"], Float[Tensor, "b h n"], Float[Tensor, "b n"]]:
-        r"""$\hat G_i^2u_{ij}$ of $z_{ij}^2$; what the ball adds, $2\|A\|^2\varepsilon^2(\hat
-        G_i^2W_i^2 + \sum_k\hat G_k^2\omega_{ki})$ of $|u_i|^2$; the same of the covariance of
-        movements and second derivatives of scores.
+    def forms(self) -> list[Float[Tensor, "b m m"]]:
+        r"""For each head $\sum_i\hat G_i^2\sum_ju_{ij}z_{ij}^2$ and what the ball adds to it,
+        $2\|A\|^2\varepsilon^2\sum_i\hat G_i^2(W_i^2|u_i|^2 + \sum_j\omega_{ij}|u_j|^2)$; then the
+        covariance of movements and second derivatives of scores.
         """
-        matrices, variance = self.over.reading.matrices, self.variance
-        square, widest = self.gain.square(), variance.amax(-1)
-        around = square * widest + (square[..., None, :] @ variance)[..., 0, :]
+        matrices, weights = self.over.reading.matrices, self.weights
+        square, widest = self.gain.square(), weights.amax(-1)
+        pulled = (square[..., None, None] * self.scores).flatten(2, 3)
+        plain = self.scores.flatten(2, 3).mT @ pulled
+        around = square * widest + (square[..., None, :] @ weights)[..., 0, :]
         norm = (matrices.a_norm * self.over.eps[:, None]).square()[..., None]
+        added = self._on_tokens(2 * norm * around)
         covariance = 6 * (matrices.a_norm * matrices.c_norm)[:, None] * widest
-        scores = square[..., None] * (self.over.high + TINY)
-        return scores, 2 * norm * around, covariance.sum(1).square()
+        return [
+            *plain.unbind(1),
+            *added.unbind(1),
+            self._on_tokens(covariance.sum(1).square()),
+        ]
 
-
-def _third_forms(
-    slopes: Float[Tensor, "b h n n m"],
-    scores: Float[Tensor, "b h n n"],
-    added: Float[Tensor, "b h n"],
-    covariance: Float[Tensor, "b n"],
-) -> list[Float[Tensor, "b m m"]]:
-    r"""For each head $\sum_{ij}w_{ij}z_{ij}^2$ and what the ball adds to it; the covariance."""
-    z, k = slopes.flatten(2, 3), slopes.shape[-1] // slopes.shape[-2]
-    plain = z.mT @ (scores.flatten(2)[..., None] * z)
-    on_tokens = [
-        torch.diag_embed(weight.repeat_interleave(k, dim=-1))
-        for weight in (*added.unbind(1), covariance)
-    ]
-    return [*plain.unbind(1), *on_tokens]
+    def _on_tokens(self, weight: Float[Tensor, "*stack n"]) -> Float[Tensor, "*stack m m"]:
+        k = self.over.reading.matrices.a.shape[-1]
+        return torch.diag_embed(weight.repeat_interleave(k, dim=-1))
 
 
 def variance_weights(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -53,3 +55,18 @@ def test_what_is_kept_answers_for_no_other_inputs() -> None:
         tokens_over_ball(
             attention, x[1:3] + 1e-15, eps, 1.0, known=known.some(torch.tensor([1, 2]))
         )
+
+
+def test_what_is_kept_answers_for_no_other_attention_or_span() -> None:
+    attention, x = layer("softmax")
+    known, eps = Kept.of(x), torch.full((len(layer("softmax")[1]),), 0.1, dtype=torch.float64)
+    sensitivity(attention, x, eps, known=known)
+    sensitivity(layer("softmax")[0], x, eps, known=known)  # the same in another object
+    louder = Softmax(dataclasses.replace(attention.heads, value=2 * attention.heads.value))
+    for other, span in (
+        (layer("l2")[0], None),
+        (louder, None),
+        (attention, torch.eye(4, 2, dtype=torch.float64)),
+    ):
+        with pytest.raises(ValueError, match="another attention, or another span"):
+            sensitivity(other, x, eps, span=span, known=known)

@@ -35,7 +35,8 @@ Kind = TypeVar("Kind", bound="Around")
 @dataclass(frozen=True, eq=False)
 class Kept:
     """What is known of a stack of inputs of one attention, whatever the radius: `x` are all inputs,
-    `index` those that a question is about. It lives as long as whoever asks keeps it.
+    `index` those that a question is about, `asked` the attention and the span of the first
+    question. It lives as long as whoever asks keeps it.
     """
 
     x: Float[Tensor, "all n d"]
@@ -43,6 +44,7 @@ class Kept:
     values: dict[Any, tuple[Float[Tensor, "all ..."], Bool[Tensor, " all"]]] = field(
         default_factory=dict, repr=False
     )
+    asked: list[tuple[Attention, Tensor | None]] = field(default_factory=list, repr=False)
 
     @classmethod
     def of(cls, x: Float[Tensor, "all n d"]) -> Kept:
@@ -50,12 +52,22 @@ class Kept:
 
     def some(self, rows: Int[Tensor, " c"]) -> Kept:
         """The same about some of the inputs."""
-        return Kept(self.x, self.index[rows], self.values)
+        return Kept(self.x, self.index[rows], self.values, self.asked)
 
-    def check(self, x: Float[Tensor, "b n d"]) -> None:
-        """What is known of one input must never answer for another."""
+    def check(
+        self,
+        attention: Attention,
+        x: Float[Tensor, "b n d"],
+        span: Float[Tensor, "d k"] | None,
+    ) -> None:
+        """What is known of one input, attention or span must never answer for another."""
         if not torch.equal(self.x[self.index], x):
             raise ValueError("what was kept is about other inputs than these.")
+        if not self.asked:
+            self.asked.append((attention, span))
+        before, narrow = self.asked[0]
+        if not (_same(_parts(before), _parts(attention)) and _same(narrow, span)):
+            raise ValueError("what was kept is about another attention, or another span.")
 
     def value(
         self,
@@ -75,6 +87,22 @@ class Kept:
             held[self.index[missing]], known[self.index[missing]] = found, True
             self.values[key] = held, known
         return held[self.index]
+
+
+def _parts(attention: Attention) -> dict[str, Any]:
+    options = {one.name: getattr(attention, one.name) for one in dataclasses.fields(attention)}
+    return {"variant": type(attention), **options, "heads": attention.heads.parts()}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal in all parts, to the last bit."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    return one is other or (
+        not isinstance(one, Tensor) and type(one) is type(other) and one == other
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +195,7 @@ def kept(
     def held(near: Around) -> Float[Tensor, "b ..."]:
         if near.known is None:
             return alone(near)
-        key = make, near.residual, near.span is None
+        key = make, near.residual
         return near.known.value(
             key, lambda rows: make(near if len(rows) == len(near.x) else near.some(rows))
         )

@@ -118,7 +118,7 @@ def sensitivity(
     r = checked_residual(residual)
     proved = holding(attention, Near(attention, *_flat(x, radius), r, span=span))
     if known is not None:
-        known.check(x)
+        known.check(attention, x, span)
     parts, start = [], 0
     for part in _parts(x, radius, attention.heads.count):
         rows = torch.arange(start, start + len(part[1]), device=x.device)
@@ -232,7 +232,7 @@ def tokens_over_ball(
     attention, tokens, radius = checked(attention, x, eps)
     r = checked_residual(residual)
     if known is not None:
-        known.check(tokens)
+        known.check(attention, tokens, span)
     near = NearTokens(attention, tokens, radius.expand(len(tokens)), r, span=span, known=known)
     proved = holding(attention, near)
     bent = near.seen_as(NearCurvature)

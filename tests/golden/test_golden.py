@@ -22,6 +22,11 @@ ALLOWED = 1e-9
 """Relative change of a bound or a certificate in the wrong direction that rounding may cause."""
 AGREEMENT = 1e-8
 """Relative distance, to the largest number of its key, within which a constant must stay."""
+FORWARD = 1e-6
+"""The same for numbers of models, whose own layers take norms and angles in float32 even among
+float64 weights: their rounding depends on the processor.
+"""
+BEHIND_MODELS = ("models", "measured models")
 
 
 def current(key: str) -> str:
@@ -30,8 +35,10 @@ def current(key: str) -> str:
     return f"{start}{candidate}{RENAMED.get(name, name)}" if candidate else key
 
 
-def complaint(old: Number, new: Number | None) -> str | None:
-    """What is wrong with a new number, or None."""
+def complaint(old: Number, new: Number | None, rounding: float = 0.0) -> str | None:
+    """What is wrong with a new number, or None; `rounding` is allowed to what was computed before
+    it.
+    """
     if new is None:
         return "is gone"
     if new.kind != old.kind:
@@ -43,28 +50,32 @@ def complaint(old: Number, new: Number | None) -> str | None:
         return f"had {len(before)} numbers and has {len(after)}"
     largest = max((abs(one) for one in before), default=0.0)
     wrong = [
-        (a, b) for a, b in zip(before, after, strict=True) if not _holds(old.kind, a, b, largest)
+        (a, b)
+        for a, b in zip(before, after, strict=True)
+        if not _holds(old.kind, a, b, largest, rounding)
     ]
     return (
         f"{old.kind}: {', '.join(f'{a!r} became {b!r}' for a, b in wrong[:3])}" if wrong else None
     )
 
 
-def _holds(kind: str, old: float, new: float, largest: float) -> bool:
+def _holds(kind: str, old: float, new: float, largest: float, rounding: float) -> bool:
     if math.isnan(new):
         return False
     if kind == "constant":
-        return new == old or abs(new - old) <= AGREEMENT * largest
-    if kind == "bound":
-        return new <= old + ALLOWED * abs(old)
-    return new >= old - ALLOWED * abs(old)
+        return new == old or abs(new - old) <= max(AGREEMENT, rounding) * largest
+    allowed = max(ALLOWED, rounding) * abs(old)
+    return new <= old + allowed if kind == "bound" else new >= old - allowed
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("group", list(cases.GROUPS))
 def test_the_numbers_are_as_good_as_they_were(group: str) -> None:
     found = cases.run(group)
-    wrong = {key: complaint(old, found.get(current(key))) for key, old in PINNED[group].items()}
+    rounding = FORWARD if group in BEHIND_MODELS else 0.0
+    wrong = {
+        key: complaint(old, found.get(current(key)), rounding) for key, old in PINNED[group].items()
+    }
     said = [f"{key}: {why}" for key, why in wrong.items() if why is not None]
     assert not said, f"{len(said)} of {len(wrong)} pinned numbers, among them:\n" + "\n".join(
         said[:20]

@@ -136,12 +136,13 @@ def _attacked(
     """Which images are broken within each eps and within their own radius, and for which the attack
     saw no gradient; all balls in one attack.
 
-    An image that is proved at an eps is attacked at its own radius only, a ball that holds the
-    other; an image that is misread needs no attack. What is broken at one eps stays broken at
-    larger ones.
+    An image that is proved at an eps and whose own radius reaches it is attacked at that radius
+    only, a ball that holds the other; an image that is misread needs no attack. What is broken at
+    one eps stays broken at larger ones.
     """
     balls = [torch.full_like(radius, eps) for eps in cell.eps] + [radius]
-    asked = [*(right & ~proved), right & (radius > 0)]
+    held = [one & (radius >= ball) for one, ball in zip(proved, balls, strict=False)]
+    asked = [*(right & ~one for one in held), right & (radius > 0)]
     images = [part.nonzero()[:, 0] for part in asked]
     distance = torch.full((len(balls), len(x)), torch.inf, dtype=torch.float64)
     blind = torch.zeros(len(x), dtype=torch.bool)

@@ -17,6 +17,10 @@ from attnscope.studies.trace.rows import Absent, Reading, State, Step
 from attnscope.transport import wasserstein
 
 TINY = 1e-300
+ROUNDING = 1e-5
+"""Tokens nearer to each other than this part of their norm are one: a pass in float32 tells no
+more.
+"""
 
 
 def streams(model: Model, ids: Int[Tensor, " n"]) -> list[Float[Tensor, "n d"]]:
@@ -47,7 +51,8 @@ def state(
     norms = torch.linalg.vector_norm(x, dim=-1)
     spectrum = torch.linalg.eigvalsh(cov).flip(0).clamp(min=0)
     distance = float((2 * spectrum.sum()).sqrt())
-    hops = gap * distance if distance > 0 else 1.0
+    radius = float(norms.square().mean().sqrt())
+    hops = max(gap * distance, ROUNDING * radius) or 1.0
     units = x / norms.clamp(min=TINY)[:, None]
     n = len(x)
     w2 = None if before is None else wasserstein(Particles(before), mu)
@@ -56,7 +61,7 @@ def state(
         depth=depth,
         n=n,
         dim=x.shape[1],
-        radius=float(norms.square().mean().sqrt()),
+        radius=radius,
         largest_norm=float(norms.max()),
         mean_norm=float(torch.linalg.vector_norm(mean)),
         trace=float(spectrum.sum()),

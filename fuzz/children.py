@@ -26,6 +26,8 @@ NAN_FOUND = 99
 """The exit code of a call whose result holds NaN."""
 ROOM = 3 * 2**30
 GRACE = 40.0
+PATIENCE = 10
+"""Wall clock of a case in time limits, for one that waits and computes nothing."""
 LONGEST_SENTENCE = 1200
 
 
@@ -38,9 +40,10 @@ class Outcome(NamedTuple):
     shown: str
 
 
-def run(task: Callable[[], object], seconds: float = 20.0, brief: bool = False) -> Outcome:
+def run(task: Callable[[], object], seconds: float = 6.0, brief: bool = False) -> Outcome:
     """Run the task in a child, in an empty folder of its own that is gone afterwards.
 
+    `seconds` of CPU time, so that a busy machine ends no case early, are allowed before SIGTERM.
     `brief`: what takes longer is killed and counts as ended, whether it would listen or not.
     """
     place = Path(tempfile.mkdtemp(prefix="fuzz-"))
@@ -106,22 +109,31 @@ def _no_network(*given: object, **named: object) -> None:
 
 
 def _wait(pid: int, seconds: float, grace: float) -> tuple[int, bool]:
-    """The exit code (negative: a signal), and whether SIGTERM was sent; after a grace SIGKILL."""
-    begun, sent, pause = time.monotonic(), False, 0.001
+    """The exit code (negative: a signal), and whether it was ended: by SIGTERM when its time is
+    over, by SIGKILL a grace later.
+    """
+    begun, over, pause = time.monotonic(), None, 0.001
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
-            return os.waitstatus_to_exitcode(status), sent
-        spent = time.monotonic() - begun
-        if spent > seconds and not sent and grace:
-            os.kill(pid, signal.SIGTERM)
-            sent = True
-        if spent > seconds + grace:
+            return os.waitstatus_to_exitcode(status), over is not None
+        now = time.monotonic()
+        if over is None and (_cpu(pid) > seconds or now - begun > PATIENCE * seconds):
+            over = now
+            if grace:
+                os.kill(pid, signal.SIGTERM)
+        if over is not None and now - over >= grace:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             return -signal.SIGKILL, True
         time.sleep(pause)
         pause = min(1.5 * pause, 0.02)
+
+
+def _cpu(pid: int) -> float:
+    """CPU seconds of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _kind(code: int, ended: bool, out: str, err: str, work: Path) -> str:

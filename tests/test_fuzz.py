@@ -111,9 +111,14 @@ def test_a_long_task_is_ended_and_a_deaf_one_killed(monkeypatch: pytest.MonkeyPa
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(60)
 
-    assert children.run(lambda: time.sleep(60), 0.2).kind == "ended"
+    def busy() -> None:
+        while True:
+            pass
+
+    assert children.run(busy, 0.1).kind == "ended"
+    assert children.run(lambda: time.sleep(60), 0.02).kind == "ended"
     monkeypatch.setattr(children, "GRACE", 0.5)
-    assert children.run(deaf, 0.5).kind == "timeout"
+    assert children.run(deaf, 0.05).kind == "timeout"
 
 
 @pytest.mark.parametrize("name", ["npy", "npz", "network", "model", "pictures", "text", "ids"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -18,16 +19,17 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+NUMBERS = (".jsonl", ".npz", ".safetensors")
+"""Files that two runs of one command must have in common."""
 PROGRAM = (sys.executable, "-c", "from attnscope.cli import main; main()")
 
 
 class Line(NamedTuple):
-    """A command that is killed. `results` are the files that two runs must have in common, and
-    `again` is what the same command needs to go on, where it does not do so by itself.
+    """A command that is killed. `again` is what the same command needs to go on, where it does not
+    do so by itself.
     """
 
     words: tuple[str, ...]
-    results: tuple[str, ...]
     again: str = ""
 
 
@@ -37,40 +39,27 @@ def lines(goods: dict[str, Path]) -> dict[str, Line]:
         "measure": Line(
             ("measure", str(goods["MODEL"]), "--text", str(goods["TEXT"]), "--lengths", "2:24:1",
              "--samples", "4", "--threads", "1"),
-            ("results.jsonl", "bounds.jsonl"),
         ),
-        "flow": Line(("flow", "--particles", "24", "--frames", "6", "--time", "4"), ("flow.npz",)),
+        "flow": Line(("flow", "--particles", "24", "--frames", "6", "--time", "4")),
         "attack": Line(
             ("attack", "--lengths", "2,4,8", "--tokens", "8", "--starts", "4", "--steps", "20",
              "--dim", "4", "--threads", "1"),
-            ("results.jsonl",),
         ),
         "certify": Line(
             ("certify", str(goods["NETWORK"]), "--images", "12", "--steps", "10", "--restarts", "2",
              "--threads", "1"),
-            ("results.jsonl", "certificates.jsonl"),
         ),
-        "invert": Line(
-            ("invert", "--layers", "12", "--most", "60"), ("results.jsonl", "invert.npz"),
-        ),
+        "invert": Line(("invert", "--layers", "12", "--most", "60")),
         "train": Line(
             ("train", "--data", "digits", "--steps", "60", "--watched", "4", "--hidden", "8"),
-            ("network.safetensors",),
             "--resume",
         ),
         "trace": Line(
             ("trace", str(goods["MODEL"]), "--text", str(goods["TEXT"]), "--tokens", "8",
              "--samples", "6", "--threads", "1"),
-            ("results.jsonl", "steps.jsonl"),
         ),
-        "sweep": Line(
-            ("sweep", str(goods["STUDY"])),
-            ("results.jsonl", "bounds.jsonl", "spans.jsonl"),
-        ),
-        "reproduce": Line(
-            ("reproduce", "euler_order", "line", "pushforward"),
-            tuple(f"{name}/results.jsonl" for name in ("euler_order", "line", "pushforward")),
-        ),
+        "sweep": Line(("sweep", str(goods["STUDY"]))),
+        "reproduce": Line(("reproduce", "euler_order", "line", "pushforward")),
     }  # fmt: skip
 
 
@@ -93,8 +82,9 @@ def main() -> int:
             faults = _torment(name, line, share, rng, place)
             wrong += faults
             sent += share
-            print(f"{name}: {share} signals, {len(faults)} faults", flush=True)
-    print("\n".join(wrong))
+            print(
+                "\n".join([f"{name}: {share} signals, {len(faults)} faults", *faults]), flush=True
+            )
     print(f"{sent} signals: {len(wrong)} faults")
     return int(bool(wrong))
 
@@ -122,7 +112,7 @@ def _torment(name: str, line: Line, kills: int, rng: Random, place: Path) -> lis
             said = running.stderr.read().decode(errors="replace") if running.stderr else ""
             wrong.append(f"{name}, signal {number}: exit code {code}\n{said[-3000:]}")
         if code == 0:
-            wrong += _differences(name, line, whole, cut)
+            wrong += _differences(name, whole, cut)
             shutil.rmtree(cut)
     wrong += _finish(name, line, whole, cut)
     return wrong
@@ -132,17 +122,21 @@ def _finish(name: str, line: Line, whole: Path, cut: Path) -> list[str]:
     code = _start((*line.words, *_going_on(line, cut)), cut).wait()
     if code != 0:
         return [f"{name}: the same command again ends with exit code {code}"]
-    return _differences(name, line, whole, cut)
+    return _differences(name, whole, cut)
 
 
-def _differences(name: str, line: Line, whole: Path, cut: Path) -> list[str]:
-    there = [file for file in line.results if (whole / file).exists()]
-    if not there:
-        return [f"{name}: the undisturbed run left none of {', '.join(line.results)}"]
+def _differences(name: str, whole: Path, cut: Path) -> list[str]:
+    """Files of numbers that are not those of the undisturbed run; it must have left some."""
+    one, other = (
+        {file.relative_to(place) for suffix in NUMBERS for file in place.rglob(f"*{suffix}")}
+        for place in (whole, cut)
+    )
+    if not one:
+        return [f"{name}: the undisturbed run left no file of numbers"]
     return [
         f"{name}: {file} is not that of an undisturbed run"
-        for file in there
-        if not (cut / file).exists() or not _same(whole / file, cut / file)
+        for file in sorted(one | other)
+        if file not in one & other or not _same(whole / file, cut / file)
     ]
 
 
@@ -192,8 +186,12 @@ def _rows(folder: Path) -> set[str]:
 
 
 def _start(words: tuple[str, ...], out: Path) -> subprocess.Popen[bytes]:
+    """Rows of other folders are not taken up: they would leave nothing to interrupt."""
     return subprocess.Popen(
-        [*PROGRAM, *words, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        [*PROGRAM, *words, "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"ATTNSCOPE_CACHE": "off"},
     )
 
 

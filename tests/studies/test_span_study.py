@@ -132,3 +132,14 @@ def test_mistakes_are_one_sentence(
         main(["measure", str(folder), "--ids", str(folder / "ids.txt"), *options, "--out", out])
     assert left.value.code == 2
     assert match in " ".join(capsys.readouterr().err.split())
+
+
+def test_ids_beyond_the_vocabulary_are_one_sentence(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "large.txt").write_text("1 2 3 4 5 6 7 999")
+    asked = ["--ids", str(tmp_path / "large.txt"), "--to", "last", "--lengths", "8"]
+    with pytest.raises(SystemExit) as left:
+        main(["measure", str(folder), *asked, "--out", str(tmp_path / "out")])
+    assert left.value.code == 2
+    assert "ids must lie in 0.." in " ".join(capsys.readouterr().err.split())

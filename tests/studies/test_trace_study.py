@@ -204,3 +204,8 @@ def test_mistakes_are_one_sentence(
 def test_a_text_of_one_token_is_refused() -> None:
     with pytest.raises(ValueError, match="a trace needs a text of at least 2 tokens, got 1"):
         asc.trace("minilm", "cat")
+
+
+def test_ids_beyond_the_vocabulary_are_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"ids must lie in 0\.\.49, got values from"):
+        asc.trace(tiny("gpt2"), IDS + 50, n=9)

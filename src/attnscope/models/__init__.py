@@ -20,9 +20,9 @@ from attnscope.models._spans import (
     Place,
     Span,
     at_stream,
-    follow,
     pieces_of,
     place_number,
+    streams,
 )
 from attnscope.models._spelled import spelled
 from attnscope.models._table import ARCHITECTURES, COLUMNS, table
@@ -51,7 +51,6 @@ __all__ = [
     "cross_attentions",
     "families",
     "fitted",
-    "follow",
     "head_jacobian",
     "heads_jacobian",
     "heads_values",
@@ -61,6 +60,7 @@ __all__ = [
     "pieces_of",
     "place_number",
     "spelled",
+    "streams",
     "table",
     "register_attention",
     "trainer_callback",

@@ -141,10 +141,19 @@ def span_jacobian(model: Model, start: Place, stop: Place, source: str | Tensor)
     """The derivative of a span at the tokens of a source, with its float64 finish."""
     check_span(model, start, stop)
     model.check_still()
+    inputs, _ = model._inputs(source)
+    (x,) = streams(model, source, [start])
+    return at_stream(model, start, stop, inputs, x)
+
+
+def streams(model: Model, source: str | Tensor, places: Sequence[Place]) -> list[Tensor]:
+    """The stream at these places when the network reads a source: (n, d), or a stack for several
+    sequences.
+    """
     inputs, stacked = model._inputs(source)
     with torch.no_grad():
-        (x,) = follow(model, inputs, [start])
-    return at_stream(model, start, stop, inputs, x if stacked else x[0])
+        found = follow(model, inputs, places)
+    return found if stacked else [x[0] for x in found]
 
 
 def at_stream(

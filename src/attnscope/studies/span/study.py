@@ -6,12 +6,11 @@ import math
 from collections.abc import Hashable, Iterator
 from typing import Any, ClassVar, cast
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from attnscope.data.texts import windows
-from attnscope.models import NAMED_PLACES, Model, Place, at_stream, follow, pieces_of
+from attnscope.models import NAMED_PLACES, Model, Place, at_stream, pieces_of, streams
 from attnscope.operators import LinearOperator, SpectralNorm, singular_values, spectral_norm
 from attnscope.studies.cell import Cell
 from attnscope.studies.measure.directions import shares
@@ -95,11 +94,10 @@ class Spans(Study):
         parts = [] if alone else parts
         share = cell.failure_probability / (1 + len(parts)) if cell.certified else None
         begins = list(dict.fromkeys([start, *(first for first, _ in parts)]))
-        with torch.no_grad():
-            streams = dict(zip(begins, follow(model, ids[None], begins), strict=True))
+        entering = dict(zip(begins, streams(model, ids, begins), strict=True))
 
         def solved(first: Place, last: Place) -> tuple[LinearOperator, SpectralNorm]:
-            op = at_stream(model, first, last, ids[None], streams[first][0])
+            op = at_stream(model, first, last, ids[None], entering[first])
             found = spectral_norm(op, cell.tol, failure_probability=share, seed=cell.seed)
             return op, found
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from attnscope.attention import NoClosedForm
 from attnscope.flows import anisotropy, clusters
 from attnscope.measures import Gaussian, Particles
-from attnscope.models import Model, follow
+from attnscope.models import Model
 from attnscope.studies.trace.gaussian import moments, predicted, uniform_motion
 from attnscope.studies.trace.rows import Absent, Reading, State, Step
 from attnscope.transport import wasserstein
@@ -21,13 +21,6 @@ ROUNDING = 1e-5
 """Tokens nearer to each other than this part of their norm are one: a pass in float32 tells no
 more.
 """
-
-
-def streams(model: Model, ids: Int[Tensor, " n"]) -> list[Float[Tensor, "n d"]]:
-    """The stream before every block and behind the last."""
-    with torch.no_grad():
-        found = follow(model, ids[None], [*range(model.layers), "last"])
-    return [x[0] for x in found]
 
 
 def common_axes(clouds: list[Float[Tensor, "n d"]]) -> Float[Tensor, "d two"]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from attnscope.data.texts import windows
+from attnscope.models import streams
 from attnscope.studies.cell import Cell
 from attnscope.studies.measure.inputs import text_ids
 from attnscope.studies.study import Sheet, Study, Verdict
@@ -20,7 +21,7 @@ from attnscope.studies.trace.rows import (
     TraceCell,
     TraceConfig,
 )
-from attnscope.studies.trace.states import common_axes, reading, state, step, streams
+from attnscope.studies.trace.states import common_axes, reading, state, step
 from attnscope.studies.trace.summary import left_out, sheets, verdicts
 from attnscope.studies.workbench import DTYPES, Workbench, check_hash, hash_ids
 from attnscope.validation import check_positive
@@ -71,7 +72,7 @@ class Trace(Study):
         ids = text_ids(workbench, model, cell.text)
         check_hash(f"the tokens of {cell.text!r}", hash_ids(ids), cell.tokens)
         ids = windows(ids, cell.n, cell.sequence + 1)[cell.sequence]
-        stream = streams(model, ids)
+        stream = streams(model, ids, [*range(model.layers), "last"])
         clouds = [x.double().cpu() for x in stream]
         axes, rows = common_axes(clouds), list[Any]()
         for depth, cloud in enumerate(clouds):

@@ -120,7 +120,7 @@ def test_what_cannot_be_measured_fails_with_its_reason_and_is_tried_again(
     assert run(*again) == 1
     printed = capsys.readouterr().out
     assert "Cannot be measured: " in printed
-    assert "1 cells failed, the first because" in printed
+    assert "One cell failed, because" in printed
     assert {row["model"] for row in rows(out)} == {str(folder)}
     found = status(out)
     assert (found.failed, found.finished, found.left) == (1, 3, 0)

@@ -65,11 +65,13 @@ def command(
         retry=retry == "failed",
         cells=cells,
     )
-    if outcome.failures:
+    if failures := outcome.failures:
+        count = (
+            "One cell failed," if len(failures) == 1 else f"{len(failures)} cells failed, the first"
+        )
         say(
             console,
-            f"{len(outcome.failures)} cells failed, the first because"
-            f" {outcome.failures[0].reason.rstrip('.')}. `attnscope status {folder}` has all"
+            f"{count} because {failures[0].reason.rstrip('.')}. `attnscope status {folder}` has all"
             " reasons, --retry failed tries them again.",
         )
     if not outcome.finished or outcome.failures:

@@ -176,6 +176,20 @@ def test_finite_attacks_at_equal_budgets_tend_to_the_law(name: str, causal: bool
         assert errors[1] < 0.7 * errors[0] or errors[1] < 1e-5
 
 
+def test_all_of_the_budget_is_spent_at_uniform_weights_too(randn: Draw) -> None:
+    heads = Heads.from_matrices(randn(3, 3), randn(3, 3))
+    found = attacks.compare(variants()["softmax"](heads), Particles(randn(5, 3)), 1e-3)
+    assert found.move[0].spent == pytest.approx(1e-3, rel=1e-6)
+    assert found.split[0].spent == pytest.approx(1e-3, rel=1e-6)
+
+
+@pytest.mark.parametrize("eps", [5e-324, 1e-12])
+def test_a_budget_below_rounding_is_refused(randn: Draw, eps: float) -> None:
+    heads = Heads.from_matrices(randn(3, 3), randn(3, 3))
+    with pytest.raises(ValueError, match="lost in the rounding of these tokens: use at least"):
+        attacks.compare(variants()["softmax"](heads), Particles(randn(5, 3)), eps)
+
+
 def test_under_a_mask_tokens_are_compared_with_those_of_their_own_position() -> None:
     attention, mu, _ = problem("softmax", 5, causal=True)
     found = attacks.compare(attention, mu, 5.0)

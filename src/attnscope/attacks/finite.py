@@ -18,6 +18,11 @@ from attnscope.measures import Particles
 from attnscope.transport import conditional_wasserstein, wasserstein
 from attnscope.validation import check_positive
 
+LEAST = 1e-9
+"""Budgets in norms of the largest token: below, too few digits of a distance are left."""
+SQUARE_ROOT = 1e-150
+"""Squares of smaller numbers underflow."""
+
 
 class Attack(NamedTuple):
     """One attacked measure: the budget, the distance that was really spent on the input, and the
@@ -67,8 +72,14 @@ def compare(attention: Attention, mu: Particles, eps: float | Sequence[float]) -
     budgets = list(eps) if isinstance(eps, Sequence) else [eps]
     if not budgets:
         raise ValueError("eps must be a number above 0 or several of them, got none.")
+    least = max(LEAST * float(torch.linalg.vector_norm(mu.x, dim=-1).max()), SQUARE_ROOT)
     for budget in budgets:
         check_positive("eps", budget)
+        if budget < least:
+            raise ValueError(
+                f"eps = {budget:g} is lost in the rounding of these tokens: use at least"
+                f" {least:.1g}."
+            )
     if attention.heads.positional:
         raise ValueError(
             "rotary heads and position biases read the number of a token in its sequence, which two"

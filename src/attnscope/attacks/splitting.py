@@ -91,10 +91,15 @@ def split(attention: Attention, mu: Particles) -> Split:
         split=float(apart[token]),
         token=token,
         direction=found.right[token],
-        motion=moved.right,
+        motion=moved.right / mean_square(mu, moved.right).sqrt(),
         apart=apart,
         converged=bool(moved.converged) and bool(torch.as_tensor(found.converged).all()),
     )
+
+
+def mean_square(mu: Particles, motion: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+    r"""$\int|v|^2d\mu$: singular vectors at uniform weights come with Euclidean norm one."""
+    return (mu.weights * motion.square().sum(-1)).sum()
 
 
 def query_jacobians(attention: Attention, mu: Particles) -> LinearOperator:

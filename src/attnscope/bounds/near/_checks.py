@@ -60,8 +60,8 @@ def checked(
         )
     radius = _radius(eps, x)
     try:
-        torch.broadcast_shapes(radius.shape, x.shape[:-2])
-    except RuntimeError:
+        np.broadcast_shapes(radius.shape, x.shape[:-2])  # torch's own imports sympy
+    except ValueError:
         raise ValueError(
             f"eps must broadcast against the stack axes {tuple(x.shape[:-2])} of x, got"
             f" {described(eps)}."

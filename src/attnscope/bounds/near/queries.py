@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -126,7 +127,7 @@ def sensitivity(
         near = Near(attention, *part, r, span=span, known=some)
         parts.append({one.name: one(attention, near) for one in proved})
         start += len(rows)
-    shape = torch.broadcast_shapes(radius.shape, x.shape[:-2])
+    shape = np.broadcast_shapes(radius.shape, x.shape[:-2])
     return Sensitivity(
         {
             one.name: _upper(torch.cat([part[one.name] for part in parts]).reshape(shape))
@@ -163,7 +164,7 @@ def remainder(
         (*gradient.shape[:1], *x.shape),
         "directions first, then the shape of x",
     )
-    shape = torch.broadcast_shapes(radius.shape, x.shape[:-2])
+    shape = np.broadcast_shapes(radius.shape, x.shape[:-2])
     missing = (1,) * (len(shape) - (x.ndim - 2))
     directions = gradient.to(x).reshape(-1, *missing, *x.shape).expand(-1, *shape, *x.shape[-2:])
     directions = directions.reshape(len(gradient), -1, *x.shape[-2:])
@@ -199,7 +200,7 @@ def bend(
         near = NearBend(attention, tokens, radii)
         norms = [_smallest([one(attention, near.within(share)) for one in proved]) for share in FEW]
         found.append(curved(norms) * radii**2)
-    shape = torch.broadcast_shapes(radius.shape, x.shape[:-2])
+    shape = np.broadcast_shapes(radius.shape, x.shape[:-2])
     return _upper(torch.cat(found).reshape(shape))
 
 
@@ -290,7 +291,7 @@ def _flat(
     x: Float[Tensor, "*stack n d"], eps: Float[Tensor, "*eps"]
 ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, " b"]]:
     """Every pair of an input and a radius."""
-    shape = torch.broadcast_shapes(eps.shape, x.shape[:-2])
+    shape = np.broadcast_shapes(eps.shape, x.shape[:-2])
     tokens = x.expand(*shape, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
     return tokens, eps.expand(shape).reshape(-1)
 

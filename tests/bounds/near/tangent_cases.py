@@ -8,6 +8,7 @@ from torch.func import jvp
 
 from attnscope import Heads, Particles, Softmax
 from attnscope.bounds.near.along import NearTangent
+from derivatives import bend
 
 N, D, SAMPLES = 3, 3, 64
 
@@ -46,5 +47,4 @@ def left(place: NearTangent, along: int | None = None) -> Tensor:
         return place.attention.dense(tokens, Particles(x).at(tokens))
 
     slope = jvp(f, (x,), (moved,))[1]
-    bent = jvp(lambda z: jvp(f, (z,), (first,))[1], (x,), (first,))[1]
-    return f(x + moved) - f(x) - slope - bent / 2
+    return f(x + moved) - f(x) - slope - bend(f, x, first).detach() / 2

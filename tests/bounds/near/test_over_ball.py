@@ -22,6 +22,7 @@ from attnscope.bounds.near._sums import falling, fullest, others
 from attnscope.bounds.near._taylor import hessian_norm
 from attnscope.bounds.near.place import Near
 from attnscope.norms import largest_root, positive_norm
+from derivatives import bend
 
 logits = st.lists(st.floats(-30, 30), min_size=2, max_size=7).map(
     lambda s: torch.tensor(s, dtype=torch.float64)
@@ -214,5 +215,4 @@ def derivatives(case: Case, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
     u = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     u = u / torch.linalg.matrix_norm(u)
-    second = torch.func.jvp(lambda z: torch.func.jvp(function, (z,), (u,))[1], (x,), (u,))[1]
-    return torch.func.jacrev(function)(x), second
+    return torch.func.jacrev(function)(x), bend(function, x, u).detach()

@@ -15,6 +15,7 @@ from attnscope import Particles
 from attnscope.bounds.near.place import Budget, Near, NearBend, NearCurvature, NearTokens
 from attnscope.bounds.registry import Theorem
 from attnscope.norms import SLACK
+from derivatives import bend
 from theorem_cases import Case
 
 WHERE = (Near, NearTokens, NearCurvature, NearBend)
@@ -106,8 +107,7 @@ def _bent(theorem: Theorem, case: Layer, seed: int) -> tuple[float, float]:
         x = case.x + share * (case.eps / torch.linalg.matrix_norm(d))[:, None, None] * d
 
         def lowered(u: Tensor, x: Tensor = x) -> Tensor:
-            first = lambda z: torch.func.jvp(case_at(case), (z,), (u,))[1]  # noqa: E731
-            return -(direction * torch.func.jvp(first, (x,), (u,))[1]).sum((-2, -1))
+            return -(direction * bend(case_at(case), x, u)).sum((-2, -1))
 
         value, u = climb(lowered, normal(), torch.ones_like(case.eps), steps=9)
         v = torch.linalg.vector_norm(u, dim=-1)
@@ -126,8 +126,7 @@ def _bent_whole(theorem: Theorem, case: Layer, seed: int) -> tuple[float, float]
         x = case.x + share * (case.eps / torch.linalg.matrix_norm(d))[:, None, None] * d
 
         def size(u: Tensor, x: Tensor = x) -> Tensor:
-            first = lambda z: torch.func.jvp(case_at(case), (z,), (u,))[1]  # noqa: E731
-            return torch.linalg.matrix_norm(torch.func.jvp(first, (x,), (u,))[1])
+            return torch.linalg.matrix_norm(bend(case_at(case), x, u))
 
         value, u = climb(size, start, torch.ones_like(case.eps), steps=9)
         bounds.append(bound * torch.linalg.matrix_norm(u).square())

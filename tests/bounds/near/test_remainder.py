@@ -14,11 +14,10 @@ VARIANTS = (Softmax, L2, Sigmoid)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("block", range(2))
-def test_no_attack_exceeds_the_bound(variant: type[Layer], block: int) -> None:
+def test_no_attack_exceeds_the_bound(variant: type[Layer]) -> None:
     reached = 0.0
-    for seed in range(500 + 25 * block, 525 + 25 * block):
-        case = random_case(seed, variant, stack=2)
+    for seed in range(500, 526):
+        case = random_case(seed, variant, stack=4)
         gradient = torch.randn(
             2, *case.x.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
         )

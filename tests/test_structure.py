@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,7 +66,8 @@ class Module(NamedTuple):
         return Path(self.path).parts[0].removesuffix(".py")
 
 
-def parsed() -> list[Module]:
+@cache
+def modules() -> list[Module]:
     return [
         Module(str(path.relative_to(SOURCE)), ast.parse(path.read_text()))
         for path in sorted(SOURCE.rglob("*.py"))
@@ -232,25 +234,22 @@ def without(found: list[str], allowed: tuple[str, ...]) -> list[str]:
     return [one for one in found if not one.startswith(allowed)] + unused
 
 
-MODULES = parsed()
-
-
 def test_every_room_has_its_place_in_the_order() -> None:
-    rooms = {module.room for module in MODULES} - {"__init__"}
+    rooms = {module.room for module in modules()} - {"__init__"}
     assert len(rooms) > 10
     assert rooms - set(ROOMS) == set()
 
 
 def test_imports_go_one_way() -> None:
-    assert sum(len(of_package(module)) for module in MODULES) > 200
-    assert [line for module in MODULES for line in upward_imports(module)] == []
+    assert sum(len(of_package(module)) for module in modules()) > 200
+    assert [line for module in modules() for line in upward_imports(module)] == []
 
 
 def test_no_private_name_crosses_rooms() -> None:
-    members = private_members(MODULES)
+    members = private_members(modules())
     found = [
         line
-        for module in MODULES
+        for module in modules()
         for line in (*private_imports(module), *private_uses(module, members))
     ]
     assert without(found, CROSSINGS) == []
@@ -261,7 +260,7 @@ def test_only_theorems_ask_which_variant_they_have() -> None:
     assert {"Softmax", "L2", "Normalised"} <= names
     found = [
         line
-        for module in MODULES
+        for module in modules()
         if module.room != "attention"
         for line in asks_for_a_variant(module, names)
     ]
@@ -282,7 +281,7 @@ def asked(module: Module) -> list[str]:
 
 
 def used(module: Module) -> list[str]:
-    return private_uses(module, private_members([*MODULES, module]))
+    return private_uses(module, private_members([*modules(), module]))
 
 
 @pytest.mark.parametrize(
@@ -318,7 +317,7 @@ def test_the_library_does_not_speak_of_command_line_options() -> None:
     """Sentences for people who call functions name arguments; options are the command line's."""
     spoken = [
         f"{module.path}:{node.lineno} {node.value.strip()}"
-        for module in parsed()
+        for module in modules()
         if module.room != "cli"
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)

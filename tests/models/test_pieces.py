@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from attnscope.models import load
+from attnscope.models import _load, load
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 
 def test_the_pieces_of_a_text_are_its_tokens() -> None:
@@ -21,7 +24,10 @@ def test_the_pieces_of_a_text_are_its_tokens() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::attnscope.ModelNotice")
-def test_words_stand_for_their_numbers() -> None:
+def test_words_stand_for_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = partial(transformers.GPT2Config, n_layer=1, n_embd=12)
+    library = SimpleNamespace(GPT2Model=transformers.GPT2Model, GPT2Config=small)
+    monkeypatch.setattr(_load, "_transformers", lambda _: library)
     model = load("gpt2-random")
     ids = model.encode("a cat, a hat")
     assert model.pieces(ids) == ["a", "cat", ",", "a", "hat"]

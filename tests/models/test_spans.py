@@ -212,6 +212,7 @@ def test_what_a_span_cannot_do_is_said() -> None:
     bare = load(module.transformer)
     with pytest.raises(ValueError, match="came without a head"):
         bare.span(0, "next")
-    assert load("minilm").jacobian((0, 1), torch.tensor([5, 6])).shape == (768, 768)
+    minilm = load("minilm")
+    assert minilm.jacobian((0, 1), torch.tensor([5, 6])).shape == (768, 768)
     with pytest.raises(ValueError, match="stored as a BertModel, which gives no logits"):
-        load("minilm").span(0, "logits")
+        minilm.span(0, "logits")

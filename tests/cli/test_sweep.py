@@ -216,7 +216,7 @@ def test_the_examples_are_studies() -> None:
 
 def hold(folder: Path, end: Event) -> None:
     with only_one(folder, lambda: True, print):
-        end.wait(120)
+        end.wait(600)
 
 
 def test_a_second_driver_waits_and_says_so(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_second_driver_waits_and_says_so(tmp_path: Path) -> None:
         assert not mine  # it was told to wait no longer
     with only_one(tmp_path, lambda: end.set() is None, said.append) as mine:
         assert mine
-        first.join(60)
+        first.join(600)
         assert not first.is_alive()
     assert said == [f"Another run is at work in {tmp_path}: waiting for it to end."] * 2
     assert not at_work(tmp_path)

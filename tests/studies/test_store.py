@@ -60,7 +60,7 @@ class Running:
         os.kill(self.process.pid, number)
 
     def code(self) -> int:
-        self.process.join(60)
+        self.process.join(600)
         assert self.process.exitcode is not None
         return self.process.exitcode
 

@@ -92,21 +92,22 @@ def test_extremes_give_true_bounds_or_infinity_and_never_nan(variant: type, dim:
 
     query, key, value, x = normal(1, 2, dim), normal(1, 2, dim), normal(1, dim, dim), normal(3, dim)
     direction = normal(1, 3, dim)
-    sizes, small = ((1.0, 1e-200, 1e150), (1e-200,)) if dim == 2 else ((1.0, 1e150), (1e-200,))
-    for tokens, scores, values in itertools.product(sizes, sizes, small):
-        attention = variant(Heads(scores * query, key, values * value))
-        for eps in (1e-320, 1e100, 1e300):
-            found = bounds.sensitivity(attention, tokens * x, eps, 1.0)
-            every = torch.stack(list(found.candidates.values()))
-            assert not every.isnan().any()
-            assert not bounds.remainder(attention, tokens * x, eps, direction).isnan().any()
-            radius = torch.tensor([eps], dtype=torch.float64)
-            over = bounds.tokens_over_ball(attention, tokens * x[None], radius, 1.0)
-            assert not over.radius.isnan().any()
-            assert not over.budget.isnan().any()
-            assert not over.form(direction[:, None]).isnan().any()
-            if values == 1e-200:  # then the residual moves the output by eps, up to rounding
-                assert (every >= eps * (1 - 1e-12)).all()
+    sizes = (1.0, 1e-200, 1e150) if dim == 2 else (1.0, 1e150)
+    places = list(itertools.product(sizes, (1e-320, 1e100, 1e300)))
+    at = torch.stack([tokens * x for tokens, _ in places])
+    eps = torch.tensor([radius for _, radius in places], dtype=torch.float64)
+    along = direction[:, None].expand(1, *at.shape)
+    for scores in sizes:
+        attention = variant(Heads(scores * query, key, 1e-200 * value))
+        found = bounds.sensitivity(attention, at, eps, 1.0)
+        every = torch.stack(list(found.candidates.values()))
+        assert not every.isnan().any()
+        assert not bounds.remainder(attention, at, eps, along).isnan().any()
+        over = bounds.tokens_over_ball(attention, at, eps, 1.0)
+        assert not over.radius.isnan().any()
+        assert not over.budget.isnan().any()
+        assert not over.form(along).isnan().any()
+        assert (every >= eps * (1 - 1e-12)).all()  # which the residual moves, up to rounding
 
 
 def test_a_small_value_matrix_of_any_dimension_is_never_taken_for_zero(randn) -> None:  # type: ignore[no-untyped-def]

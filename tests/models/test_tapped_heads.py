@@ -28,6 +28,10 @@ OVER_ALL = {
         ARCHITECTURES["deepseek_v3"],
         options=ARCHITECTURES["deepseek_v3"].options | {"hidden_size": 32},
     ),
+    "deepseek_v3, biased": replace(
+        ARCHITECTURES["deepseek_v3"],
+        options=ARCHITECTURES["deepseek_v3"].options | {"attention_bias": True},
+    ),
 }
 """Norms of all queries at once, or of a latent from which all heads are made."""
 CASES |= OVER_ALL | {"persimmon": ARCHITECTURES["persimmon"]}

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import grad, jacfwd, jacrev, jvp, vjp, vmap
 
-from attnscope.operators import _tiles
+from attnscope.operators import _tiles, kernels
+from attnscope.operators.fused import Form, Inputs, Tiled
 from attnscope.operators.fused_autograd import fused_attention
 
 Draw = Map = Callable[..., Tensor]
@@ -311,6 +312,21 @@ def test_two_forward_levels_are_refused(randn: Draw) -> None:
         jacrev(jacrev(jacrev(lambda t: fused(t * q, k, v).sum())))(two)
     with pytest.raises(NotImplementedError, match="third"):
         jacfwd(jacrev(jacrev(lambda t: fused(t * q, k, v).sum())))(two)
+
+
+@pytest.mark.parametrize(("softcap", "kept"), [(None, True), (2.0, False)])
+def test_a_soft_cap_keeps_two_tiles_and_the_budget_counts_both(
+    softcap: float | None, kept: bool, randn: Draw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = randn(1, 2, 6, 3), randn(1, 2, 6, 3), randn(1, 2, 6, 3)
+    monkeypatch.setattr(kernels, "STORED_BYTES", 2 * 36 * q.element_size())
+    made = Tiled(q, k, v, None, None, None, Form(1.0, softcap), keep=True)
+    assert (made.kept is not None) == kept
+    o, rows = made.value()
+    made.jvp(o, rows, Inputs(q, k, v))
+    tiles = [part for one in (made.kept or {}).values() for part in (one.exp, one.steep)]
+    held = {part.data_ptr(): part.nbytes for part in tiles}
+    assert sum(held.values()) <= kernels.STORED_BYTES
 
 
 def test_heads_that_do_not_share_evenly_are_refused(randn: Draw) -> None:

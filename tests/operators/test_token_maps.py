@@ -72,3 +72,16 @@ def test_normed_is_the_derivative_of_a_norm() -> None:
     torch.testing.assert_close(gain * both.transposed(y)[0], pulled)
     index = torch.tensor([2, 0])
     torch.testing.assert_close(both.of(index)(tangent[index]), both(tangent)[index])
+
+
+@pytest.mark.parametrize("partner", [[2, 3, 0, 1, 4], [1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10]])
+def test_pairs_are_the_matrices_that_they_say(partner: list[int]) -> None:
+    """In halves, of which slices are copied, and side by side, where numbers are."""
+    k = len(partner)
+    turns = torch.tensor([float(r != other) for r, other in enumerate(partner)])
+    pairs = Pairs(draw(3, k), draw(3, k) * turns, torch.tensor(partner))
+    dense = torch.diag_embed(pairs.own)
+    dense[:, range(k), partner] += pairs.other
+    z = draw(2, 3, k)
+    assert torch.allclose(pairs(z), torch.einsum("nrc,gnc->gnr", dense, z))
+    assert torch.allclose(pairs.transposed(z), torch.einsum("nrc,gnr->gnc", dense, z))

@@ -7,8 +7,10 @@ and, times the size of x, the derivative $a(M - p\rho^T)$ with p half the differ
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnscope.models._moves import Given, _basis, moved
@@ -17,12 +19,26 @@ FAR = 1e9
 """Biases count one over this; its square still is a number of float32, in which some norms run."""
 
 
-def far_away(
-    given: Given, shape: tuple[int, ...], few: int, like: Tensor
-) -> list[tuple[Float[Tensor, "h k d"], Float[Tensor, "h n k"]]]:
-    """The matrices of queries, keys and values behind norms, up to a factor for each head, and the
-    middles of their values.
-    """
+class Far(NamedTuple):
+    """Queries, keys or values along two directions."""
+
+    moves: tuple[Float[Tensor, "h k d"], Float[Tensor, "h k d"]]
+    """derivatives times the distance"""
+    apart: tuple[Float[Tensor, "h k"], Float[Tensor, "h k"]]
+    """differences between both ends"""
+    middle: Float[Tensor, "h n k"]
+
+    def matrix(self, bent: Bool[Tensor, " k"]) -> Float[Tensor, "h k d"]:
+        """The rows of M behind norms, up to a factor for each head; 0 for the others, which have
+        grown with the tokens.
+        """
+        one, other = (part * bent[:, None] for part in self.moves)
+        p, q = (part * bent for part in self.apart)
+        return _matrix(one, other, p, q)
+
+
+def far_away(given: Given, shape: tuple[int, ...], few: int, like: Tensor) -> list[Far]:
+    """What queries, keys and values are along two directions and their opposites."""
     generator = torch.Generator().manual_seed(19)
     draw = FAR * torch.randn(2, shape[-1], generator=generator, dtype=torch.float64).to(like)
     moves, sides = [], []
@@ -35,7 +51,7 @@ def far_away(
     for i in range(3):
         one, other = (FAR * move[i][:, :, 0].movedim(0, -1) for move in moves)
         p, q = ((side[i][0] - side[i][1])[:, 0] for side in sides)
-        found.append((_matrix(one, other, p, q), (sides[0][i][0] + sides[0][i][1]) / 2))
+        found.append(Far((one, other), (p, q), (sides[0][i][0] + sides[0][i][1]) / 2))
     return found
 
 

@@ -6,8 +6,9 @@ The matrix and the turn are those at tokens 0, where a norm is as good as linear
 At other tokens a norm makes $D_i = T_i\,a_i(M - p_i\rho_i^T)$, $p_i$ what the value is away from
 that at 0, turned back (`operators.token_maps`); $\rho_i = M^T\Gamma p_i$ where the norm is the
 head's own. Behind a bias a norm is not linear at 0: there M is found far away, where biases no
-longer count. The numbers $a_i$, $\Gamma$ and $\rho_i$ come from a few products of the module's own
-code, and all of it is confirmed on random ones.
+longer count, but for coordinates that no norm bends (keys of DeepSeek have both kinds). The numbers
+$a_i$, $\Gamma$ and $\rho_i$ come from a few products of the module's own code, and all of it is
+confirmed on random ones.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from math import ceil
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnscope.bounds.smooth.moves import Moves
 from attnscope.models._far import far_away
 from attnscope.models._moves import AGREE, FEW, Given, moved, turned_at
+from attnscope.models._rebuilt import gap
 from attnscope.operators.token_maps import Normed, Pairs, TokenMap
 
 ROWS = 4
@@ -61,12 +63,17 @@ def head_maps(
         made = _head_map(turn, start[i].double(), probes, i)
         if made is None:
             far = far_away(given, sequences[0].shape, few, nothing) if far is None else far
-            matrix, middle = far[i]
+            bent = torch.stack([probe.bent(i, turn.matrix, turn.turn) for probe in probes]).any(0)
+            matrix = torch.where(bent[:, None], far[i].matrix(bent), turn.matrix)
+            middle = torch.where(bent, far[i].middle, start[i].double())
             made = _head_map(turn._replace(matrix=matrix), middle, probes, i)
         if made is None:
             return None
         found.append(made)
     query, key, value = found
+    one, other = key.number, value.number
+    if one is not None and other is not None and gap(other, one) <= AGREE:
+        value = value._replace(number=one)  # keys and values of one latent
     return query, key, value
 
 
@@ -122,6 +129,11 @@ class _Probe:
         number = None if rho is None else (rho * self.tangent).sum(-1, keepdim=True)[None]
         away = (each(self.tangent @ matrix.mT, number) - change).abs().amax()
         return bool(away <= AGREE * change.abs().amax())
+
+    def bent(self, i: int, matrix: Tensor, turn: Pairs | None) -> Bool[Tensor, " k"]:
+        """The coordinates that do not move as this matrix and turn say."""
+        away = TokenMap(turn)(self.tangent @ matrix.mT) - self.changes[i]
+        return away.abs().amax((0, 1)) > AGREE * self.changes[i].abs().amax()
 
     def pulled(self, i: int, back: Float[Tensor, "h n k"]) -> Float[Tensor, "n d"]:
         """The adjoint of the derivative."""

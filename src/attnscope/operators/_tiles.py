@@ -88,6 +88,12 @@ class Grid:
         self.sizes = tile_sizes(q.device)
         self.strips = list(self._strips())
 
+    @property
+    def entries(self) -> int:
+        """The scores of all tiles."""
+        of_each = sum((rows.stop - rows.start) * (k.stop - k.start) for rows, k, _ in self.strips)
+        return self.batches * self.groups * self.shared * of_each
+
     def tiles(self) -> Iterator[Tile]:
         for rows, keys, free in self.strips:
             height, width = rows.stop - rows.start, keys.stop - keys.start

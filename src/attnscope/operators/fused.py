@@ -23,8 +23,8 @@ $$ \frac{\partial\phi}{\partial z_{ij}} = P_{ij}\big[a_{ij} - \mathbb{E}_{P_i}a\
    a_{ij} = (\dot z_{ij} - \delta_i)(w_{ij} - r_i) + y_{ij}, \quad
    \frac{\partial\phi}{\partial\dot z_{ij}} = \bar z_{ij}. $$
 
-Tiles are made again from two numbers per row, its largest score and its total. (The log-sum-exp
-alone loses the total where a row is masked by a huge finite number.)
+Tiles are made again from two numbers per row, its largest score and its total (log-sum-exp alone
+loses the total where a row is masked by a huge finite number).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from attnscope.operators import kernels
 from attnscope.operators._tiles import Grid, Inputs, Tile
-from attnscope.operators.kernels import STORED_BYTES, STORED_ROWS
 
 __all__ = ["Form", "Inputs", "Tiled"]
 
@@ -84,14 +84,13 @@ class Tiled:
         form: Form,
         keep: bool = False,
     ) -> None:
-        """With `keep` tiles are made once, where they fit a budget: for many products at one
-        point.
-        """
-        entries = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
-        small = q.shape[2] <= STORED_ROWS and entries * q.element_size() <= STORED_BYTES
-        self.kept: dict[tuple[int, int], _Made] | None = {} if keep and small else None
+        """With `keep` tiles are made once, where they fit a budget: for many products here."""
         self.form, self.masked, self.given = form, mask is not None, (bias, sinks)
         self.grid = Grid(q, k, mask)
+        of_each = 1 if form.softcap is None else 2  # P, and P times the slope of the soft-cap
+        size = of_each * self.grid.entries * q.element_size()
+        small = self.grid.m <= kernels.STORED_ROWS and size <= kernels.STORED_BYTES
+        self.kept: dict[tuple[int, int], _Made] | None = {} if keep and small else None
         # every product wants one factor times the scale: the one that does not change
         self.q, self.k = self.grid.queries(form.scale * q), self.grid.keys(form.scale * k)
         self.plain_k, self.v = self.grid.keys(k), self.grid.keys(v)

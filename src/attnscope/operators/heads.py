@@ -111,7 +111,9 @@ class KernelOfHeads(Protocol):
 
 
 Numbers = tuple[Tensor | None, Tensor | None, Tensor | None]
-r"""$\rho$ of the norms over all heads behind queries, keys and values, where there are such."""
+r"""$\rho$ of the norms over all heads behind queries, keys and values, where there are such; the
+same tensor where they are one: keys and values of one latent.
+"""
 
 
 class Matrices(NamedTuple):
@@ -141,7 +143,7 @@ class Matrices(NamedTuple):
         """The same with numbers that all heads read, "b n d", which become one for each problem,
         "hb n r".
         """
-        read = [part for part in numbers if part is not None]
+        read = list({id(part): part for part in numbers if part is not None}.values())
         h, sizes = len(self.query), [part.shape[1] for part in self[:3]]
         tall = torch.cat(self[:3], dim=1).mT
         if not read or tall.shape[-1] >= tall.shape[-2]:
@@ -152,7 +154,7 @@ class Matrices(NamedTuple):
         left = rho @ rho.mT - inside @ inside.mT
         size, turn = torch.linalg.eigh(left)
         outside = turn * size.clamp(min=0).sqrt()[..., None, :]
-        parts = iter(torch.cat([inside, outside], -1).flatten(0, 1).unbind(-2))
+        parts = iter(torch.cat([inside, outside], -1).flatten(0, 1).unbind(-2))  # in this order
         into = torch.nn.functional.pad(triangle.mT, (0, len(read)))
         query, key, value = into.split(sizes, dim=1)
         made = Matrices(query, key, value, self.reduced().output)
@@ -212,9 +214,13 @@ class HeadStack:
         back = [each.transposed(part) for each, part in zip(self.maps, (q, k, v), strict=True)]
         pulled = _joined(torch.cat([part for part, _ in back], dim=-1), self.into)
         found = torch.bmm(pulled, self.into.mT).view(len(y), y.shape[1], -1)
+        returned = dict[int, tuple[Tensor, Tensor]]()
         for rho, (_, number) in zip(self.numbers, back, strict=True):
             if rho is not None and number is not None:
-                found.addcmul_(rho, number)
+                before = returned.get(id(rho))
+                returned[id(rho)] = rho, number if before is None else before[1] + number
+        for rho, number in returned.values():
+            found.addcmul_(rho, number)
         return found
 
     def written(self, o: Float[Tensor, "g n v"]) -> Float[Tensor, "g n s"]:
@@ -225,8 +231,10 @@ class HeadStack:
 
 
 def each_number(numbers: Numbers, change: Callable[[Tensor], Tensor]) -> Numbers:
-    """Every one that there is changed in the same way."""
-    query, key, value = (None if part is None else change(part) for part in numbers)
+    """Every one that there is changed in the same way; those that are one stay one."""
+    read = {id(part): part for part in numbers if part is not None}
+    made = {name: change(part) for name, part in read.items()}
+    query, key, value = (made.get(id(part)) for part in numbers)
     return query, key, value
 
 

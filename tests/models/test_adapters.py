@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from attnscope import Particles, spectral_norm
-from attnscope.models import PARTS, ModelNotice, load
-from attnscope.models._jacobian import part_jacobian
+from attnscope.models import PARTS, Model, ModelNotice, load
+from attnscope.models._jacobian import head_jacobian, part_jacobian
+from attnscope.models._taps import listening, silent
 
 
 class LowRank(nn.Module):
@@ -218,6 +219,86 @@ def test_a_hook_on_the_whole_attention_is_part_of_it() -> None:
         warnings.simplefilter("ignore", ModelNotice)
         after = spectral_norm(loaded(module).jacobian(1, ids), tol=1e-10).lower
     assert after == pytest.approx(2 * before, rel=1e-8)
+
+
+def own_jacobian(model: Model, layer: int, x: Tensor) -> Tensor:
+    """Of Hugging Face's attention module itself, its hooks included (GPT-2, eager)."""
+    attention = model.blocks[layer].attn
+    mask = torch.full((len(x), len(x)), -1e30, dtype=x.dtype).triu(1)[None, None]
+    run = torch.func.jacrev(lambda x: attention(x[None], attention_mask=mask)[0][0])
+    return run(x).detach().reshape(x.numel(), -1)
+
+
+def clipped(attention: Any) -> None:
+    """Nothing at tokens of size one."""
+    attention.c_attn.register_forward_hook(lambda _, args, out: out.clamp(-CLIP, CLIP))
+
+
+CLIP = 12.0
+
+
+def gated(attention: Any) -> None:
+    """By the tokens, and centred: the sum over the coordinates never moves."""
+
+    def after(_: nn.Module, args: tuple[Tensor, ...], out: tuple[Any, ...]) -> tuple[Any, ...]:
+        y = out[0] * args[0].sigmoid()
+        return y - y.mean(-1, keepdim=True), *out[1:]
+
+    attention.register_forward_hook(after)
+
+
+def stretched(attention: Any) -> None:
+    attention.register_forward_hook(lambda _, args, out: (out[0].tanh(), *out[1:]))
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("change", [clipped, gated, stretched])
+def test_hooks_that_hide_are_measured(change: Callable[[Any], None], late: bool) -> None:
+    """They show at the model's own tokens only, or not in a sum, or come when parts are known."""
+    model, ids = loaded(build("gpt2")), inputs("gpt2")[0]
+    if late:
+        model.jacobian(1, ids)
+        model.jacobian(1, ids, head=1)
+    change(model.blocks[1].attn)
+    x = 8 * model.tokens(ids, 1)
+    assert change is not clipped or model.blocks[1].attn.c_attn(x).abs().max() == CLIP
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModelNotice)
+        found, true = part_jacobian(model, 1, "attention", x), own_jacobian(model, 1, x)
+        assert (found.to_dense() - true).abs().max() < 1e-8 * true.abs().max()
+        if change is stretched:
+            with pytest.raises(ValueError, match="mixed before they are added"):
+                head_jacobian(model, 1, x, 0)
+            return
+        heads = sum(head_jacobian(model, 1, x, head).to_dense() for head in range(model.heads))
+        rest = torch.func.jacrev(_without_heads(model))(x).detach().reshape(true.shape)
+    assert (heads + rest - true).abs().max() < 1e-8 * true.abs().max()
+
+
+def _without_heads(model: Model) -> Callable[[Tensor], Tensor]:
+    """What the bias of the output becomes behind a gate; it belongs to no head."""
+
+    def run(x: Tensor) -> Tensor:
+        with listening(silent):
+            return model.function(1)(x)
+
+    return run
+
+
+def test_a_number_of_a_module_that_changes_is_seen() -> None:
+    model = load(build("gpt2").float(), dtype=torch.float32)
+    ids = inputs("gpt2")[0]
+    model.jacobian(1, ids)
+    first = model.doubled()
+    assert model.doubled() is first
+    model.blocks[1].attn.scaling *= 3
+    again = model.doubled()
+    assert again is not first
+    assert again is not None
+    x = model.tokens(ids, 1).double()
+    found = spectral_norm(model.jacobian(1, ids), tol=1e-8).lower
+    true = torch.linalg.matrix_norm(own_jacobian(again, 1, x), 2)
+    assert float(found) == pytest.approx(float(true), rel=1e-6)
 
 
 def test_the_copy_in_float64_follows_the_weights() -> None:

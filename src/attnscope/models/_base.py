@@ -50,7 +50,7 @@ from attnscope.models._tapping import (
     holds,
     tap,
 )
-from attnscope.models._taps import alone, listening
+from attnscope.models._taps import alone, listening, silent
 from attnscope.operators import LinearOperator
 from attnscope.operators.precision import widened
 from attnscope.validation import described
@@ -111,17 +111,23 @@ class Model(Spanned):
             f" {self.dim}, {kind}, {self.dtype})"
         )
 
-    def rebuilt(self, layer: int) -> bool:
+    def rebuilt(
+        self,
+        layer: int,
+        x: Float[Tensor, "*stack n d"] | None = None,
+        part: Part = "attention",
+    ) -> bool:
         """Whether the heads read from the weights of this layer are what its modules compute.
 
-        Compared on random tokens whenever it is asked: an adapter, a hook or a parametrisation
-        makes another map of the same weights. Where it is False the layer's own modules are
-        differentiated, without bounds on a ball, and a `ModelNotice` says so once.
+        Compared on random tokens whenever it is asked, and at the tokens x of a part where they are
+        given: an adapter, a hook or a parametrisation makes another map of the same weights, and
+        one that clips, or a window, shows at some tokens only. Where it is False the layer's own
+        modules are differentiated, without bounds on a ball, and a `ModelNotice` says so once.
         """
         self._check_layer(layer)
         if not self.readable(layer):
             return False
-        found = difference(self, layer)
+        found = difference(self, layer, x, part)
         if found and layer not in self._told:
             self._told.add(layer)
             warnings.warn(
@@ -186,7 +192,7 @@ class Model(Spanned):
                 f"head must be a whole number from 0 to {self.heads - 1} ({self.name} has"
                 f" {self.heads}), got {head!r}."
             )
-        if self.rebuilt(layer):
+        if not self.tapped and self.rebuilt(layer):
             made = self.from_weights(layer)
             one = Softmax(made.heads.select(head), causal=made.causal)
             return lambda x: one(x, Particles(x))
@@ -195,7 +201,9 @@ class Model(Spanned):
 
         def single(x: Tensor) -> Tensor:
             with listening(alone(head)):
-                return whole(x)
+                own = whole(x)
+            with listening(silent):  # a bias belongs to no head; behind a gate it moves with x
+                return own - whole(x)
 
         return single
 

@@ -43,7 +43,10 @@ def part_jacobian(
     product of a lower bound.
     """
     stack = x.ndim - 2
-    known = part not in ("mlp", "block") and model.rebuilt(layer)  # once: it runs the layer
+    # once: it runs the layer
+    known = part not in ("mlp", "block") and model.rebuilt(layer, x, part)
+    if not known and model.readable(layer) and double is None and part not in ("mlp", "block"):
+        double = model.doubled()  # nobody expects heads that are not the layer's
     if part == "attention" and not known and holds(partial(check_tapped, model, layer)):
         if (made := spelled(model, layer, x)) is not None:
             return jacobian(made, Particles(x))
@@ -151,7 +154,7 @@ def heads_values(
 
 def _matrices(model: Model, layer: int, x: Float[Tensor, "*stack n d"]) -> Softmax | None:
     """The attention as heads with matrices, from its weights or from a tap."""
-    if model.rebuilt(layer):
+    if model.rebuilt(layer, x):
         return model.from_weights(layer)
     return None if is_known(model, layer) else spelled(model, layer, x)
 

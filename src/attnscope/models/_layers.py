@@ -18,6 +18,7 @@ from attnscope.models._door_trial import behind_door
 from attnscope.models._parts import Part, Running
 from attnscope.models._plain import Plain
 from attnscope.models._stack import attentions, sample
+from attnscope.models._state import structure_of
 from attnscope.models._taps import TAPPED
 
 REMEMBERED = 8
@@ -36,7 +37,7 @@ class Layers(ABC):
         self.name = name
         self.plainly = Plain(module)
         self._calls: dict[int, list[Call]] = {}
-        self._seen: dict[int, Anatomy] = {}
+        self._seen: dict[int, tuple[tuple[Any, ...], Anatomy]] = {}
         self._alone: bool | None = None
         self._behind: bool | None = None
 
@@ -101,17 +102,18 @@ class Layers(ABC):
         return self._anatomy(layer, self.usual_length)
 
     def _anatomy(self, layer: int, n: int) -> Anatomy:
-        """How the layer is built; seen once, on random tokens."""
-        if layer not in self._seen:
-            block, call = self.blocks[layer], self._call(layer, n)
+        """How the layer is built, on random tokens; seen again when a hook or a module is new."""
+        block = self.blocks[layer]
+        built = structure_of(block)
+        if layer not in self._seen or self._seen[layer][0] != built:
+            call = self._call(layer, n)
             draw = torch.randn(4, n, self.dim, generator=torch.Generator().manual_seed(layer))
             draw = draw.to(device=self.device, dtype=self.dtype)
             with self.plainly():
                 x = self._ordered(draw[:1] if self._one_by_one(draw, block, call) else draw)
-                self._seen[layer] = anatomy(
-                    block, partial(call.repeat, block), x, list(attentions(block))
-                )
-        return self._seen[layer]
+                found = anatomy(block, partial(call.repeat, block), x, list(attentions(block)))
+            self._seen[layer] = built, found
+        return self._seen[layer][1]
 
     def _each(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Float[Tensor, "b n d"]:
         """Run a stack of sequences, together or one after the other where the masks of the model

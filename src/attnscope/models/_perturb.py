@@ -76,7 +76,7 @@ def _duplicated(
     together, apart = (spectral_norm(op @ _copies(x, sign), tol=1e-8) for sign in (1.0, -1.0))
     function = model.function(layer, part)
     move_way, split_way = _written(together.right, 1.0), _written(apart.right, -1.0)
-    known = part == "attention" and model.rebuilt(layer) and len(x) > 1
+    known = part == "attention" and model.rebuilt(layer, x) and len(x) > 1
     return Duplication(
         move=float(together.lower),
         split=float(apart.lower),

@@ -7,9 +7,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnscope.measures import Particles
+from attnscope.models._parts import Part
 
 if TYPE_CHECKING:
     from attnscope.models._base import Model
@@ -22,9 +24,14 @@ evaluates some softmaxes and norms in float32 whatever the dtype, which moves th
 TOKENS = 5
 
 
-def difference(model: Model, layer: int) -> str:
-    """How the attention and the norm of this layer differ from what their weights spell; empty if
-    they do not.
+def difference(
+    model: Model,
+    layer: int,
+    at: Float[Tensor, "*stack n d"] | None = None,
+    part: Part = "attention",
+) -> str:
+    """How the attention and the norm of this layer differ from what their weights spell, on random
+    tokens and at those of a part; empty if they do not.
     """
     n = TOKENS if next(model.module.parameters()).is_meta else model.usual_length
     draw = torch.randn(2, n, model.dim, generator=torch.Generator().manual_seed(layer))
@@ -32,26 +39,25 @@ def difference(model: Model, layer: int) -> str:
     if x.is_meta:
         return ""
     try:
-        norm, spelled = model.norm(layer), model.from_weights(layer)
         with torch.no_grad():
-            read = model.read(layer, x)
-            pairs = [
-                (spelled(read, Particles(read)), model.function(layer, "attention")(read)),
-                (_with_norm(model, norm, spelled, x), model.function(layer, "norm+attention")(x)),
-            ]
+            checks: list[tuple[Part, Tensor]] = [("attention", model.read(layer, x))]
+            checks += [("norm+attention", x)] + ([] if at is None else [(part, at.detach())])
+            off = max(
+                gap(_spelled(model, layer, which, tokens), model.function(layer, which)(tokens))
+                for which, tokens in checks
+            )
     except (AttributeError, RuntimeError, TypeError) as error:
         # Quantised or wrapped projections have no weight that could be read as a matrix.
         return (
             f"the weights of layer {layer} of {model.name} cannot be read as heads"
             f" ({str(error).splitlines()[0]})"
         )
-    off = max(gap(ours, theirs) for ours, theirs in pairs)
     if off <= ROUNDING[model.dtype]:
         return ""
     return (
         f"the modules of layer {layer} of {model.name} compute something else than their weights"
-        f" spell (they differ by {off:.0%} on random tokens): there is an adapter, a hook or a"
-        " parametrisation"
+        f" spell (they differ by {off:.0%}): there is an adapter, a hook or a parametrisation, or a"
+        " window shorter than the sequence"
     )
 
 
@@ -62,10 +68,13 @@ def radius_holds(model: Model, layer: int) -> bool:
     if inputs is None or inputs.is_meta:
         return True
     norm, came = model.input_norm(layer), []
+    running = model.running(layer, model.usual_length)  # seen before our hook is part of it
     handle = norm.register_forward_pre_hook(lambda _, args: came.append(args[0]), prepend=True)
     try:
         with torch.no_grad():
-            read = model.read(layer, model.stream(inputs, layer))
+            x = model.stream(inputs, layer)
+            with model.plainly():
+                read = running.entry("attention", x)
     finally:
         handle.remove()
     with torch.no_grad():
@@ -101,11 +110,17 @@ def norm_value(norm: nn.Module, x: Tensor) -> Tensor:
     return norm(x)
 
 
-def _with_norm(model: Model, norm: nn.Module, spelled: Any, x: Tensor) -> Tensor:
+def _spelled(model: Model, layer: int, part: Part, x: Tensor) -> Tensor:
+    """A part up to the residual as the weights say it."""
+    attention, norm = model.from_weights(layer), model.norm(layer)
+    if part == "attention":
+        return attention(x, Particles(x))
     if model.pre_norm:
         read = norm_value(norm, x)
-        return spelled(read, Particles(read))
-    return norm_value(norm, x + spelled(x, Particles(x)))
+        added = attention(read, Particles(read))
+        return x + added if part == "residual" else added
+    moved = x + attention(x, Particles(x))
+    return moved if part == "residual" else norm_value(norm, moved)
 
 
 def gap(ours: Tensor, theirs: Tensor) -> float:

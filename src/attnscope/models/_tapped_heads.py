@@ -158,7 +158,10 @@ def _found(
     output = known if isinstance(known, Tensor) else known.output
     assert output is not None
     few = len(sequences[0]) if model.sees_images else FEW
-    found = head_maps(maps, sequences, few, None if isinstance(known, Tensor) else known[:3])
+    try:
+        found = head_maps(maps, sequences, few, None if isinstance(known, Tensor) else known[:3])
+    except torch.linalg.LinAlgError:  # maps that are clipped show no matrix at all far away
+        return None
     if found is None:
         return None
     query, key, value = found

@@ -19,7 +19,7 @@ from attnscope.bounds import Bound, Bounds
 from attnscope.bounds.registry import theorems
 from attnscope.bounds.smooth.tapped import Tapped
 from attnscope.models._moves import SHORT, check_size, moves_at
-from attnscope.models._taps import Heard, alone, listening
+from attnscope.models._taps import Heard, alone, listening, silent
 
 if TYPE_CHECKING:
     from attnscope.models._base import Model
@@ -223,12 +223,12 @@ def check_heads(model: Model, layer: int) -> None:
     with torch.no_grad():
         count = heard_at(model, layer, x).query.shape[1]
         whole = function(x)
-        with listening(lambda call: 0 * call.attend()):
-            silent = function(x)
-        total = silent
+        with listening(silent):
+            rest = function(x)
+        total = rest
         for head in range(count):
             with listening(alone(head)):
-                total = total + function(x) - silent
+                total = total + function(x) - rest
     if float((total - whole).abs().max()) > 1e-3 * float(whole.abs().max()):
         raise ValueError(
             f"the heads of layer {layer} of {model.name} are mixed before they are added, so that"
@@ -236,7 +236,7 @@ def check_heads(model: Model, layer: int) -> None:
         )
 
 
-def holds(check: Callable[[], None]) -> bool:
+def holds(check: Callable[[], object]) -> bool:
     """Whether a check refuses nothing."""
     try:
         check()

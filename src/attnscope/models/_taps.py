@@ -174,3 +174,9 @@ def alone(head: int) -> Change:
         return torch.nn.functional.pad(out, (0, 0, head, count - 1 - head))
 
     return speak
+
+
+def silent(heard: Heard) -> Tensor:
+    """A listener that lets no head speak."""
+    b, h, m, _ = heard.query.shape
+    return heard.query.new_zeros(b, m, h, heard.value.shape[-1])

@@ -33,10 +33,7 @@ class Llama(Model):
 
     @property
     def positions(self) -> int:
-        """Within a sliding window, if there is one, the mask is the plain causal one."""
-        window = getattr(self.config, "sliding_window", None)
-        longest = int(self.config.max_position_embeddings)
-        return longest if window is None else min(longest, int(window))
+        return int(self.config.max_position_embeddings)
 
     def readable(self, layer: int) -> bool:
         """Not where the rotary angles depend on the length of the sequence: heads hold one set of

@@ -78,6 +78,11 @@ def _of_model(source: Source, workbench: Workbench) -> Target:
         attention = dataclasses.replace(attention, heads=attention.heads.select(source.head))
         name += f", head {source.head}"
     x = model.tokens(ids[: source.tokens], source.layer)
+    if not model.rebuilt(source.layer, x):
+        raise ValueError(
+            f"layer {source.layer} of {model.name} is another map on {source.tokens} tokens than"
+            " its heads spell: it has a window, or something clips. Use fewer tokens."
+        )
     largest = float(torch.linalg.vector_norm(x, dim=-1).max())
     return Target(name, attention, Particles(x), _radius(source, largest))
 

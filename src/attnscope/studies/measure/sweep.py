@@ -84,7 +84,7 @@ def theorems(cell: Place, workbench: Workbench) -> list[BoundRow]:
     for number, (layer, x, read) in enumerate(model.points(ids, cell.layers)):
         if not workbench.going(number / len(cell.layers), f"bounds, layer {layer}"):
             return rows
-        if not model.rebuilt(layer):
+        if not model.rebuilt(layer, read):
             try:
                 found = model.bounds(layer, ids[0], part)
             except ValueError:  # too large, or a norm of another form: a remark of the study

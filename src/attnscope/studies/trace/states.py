@@ -81,7 +81,7 @@ def step(sequence: int, model: Model, layer: int, x: Float[Tensor, "n d"]) -> St
     """The attention step of a layer at its tokens beside the closed form."""
     if not model.attends(layer):
         return Absent(layer, "prediction", "it has no attention")
-    if not model.rebuilt(layer):
+    if not model.rebuilt(layer, x, "residual"):
         return Absent(layer, "prediction", "its heads cannot be rebuilt from its weights")
     with torch.no_grad():
         read = model.read(layer, x[None])[0].double()

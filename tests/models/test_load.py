@@ -269,15 +269,15 @@ def test_roberta_and_mpnet_count_positions_from_the_padding_id() -> None:
 def test_beyond_its_window_a_model_is_measured_through_taps() -> None:
     """Heads from weights hold one causal mask; within the window it is theirs."""
     module = build("mistral").double()
-    module.config.sliding_window = 3
-    model, ids = loaded(module), inputs("mistral", n=6)[0]
-    assert model.rebuilt(1, model.tokens(ids[:3], 1))
+    module.config.sliding_window = 5
+    model, ids = loaded(module), inputs("mistral", n=8)[0]
+    assert model.rebuilt(1, model.tokens(ids[:5], 1))
     x = model.tokens(ids, 1)
     with pytest.warns(ModelNotice, match="a window shorter than the sequence"):
         assert not model.rebuilt(1, x)
     dense = torch.func.jacrev(model.function(1))(x).detach().reshape(x.numel(), -1)
-    assert dense.reshape(6, 16, 6, 16)[4, :, 1].abs().max() == 0
-    assert dense.reshape(6, 16, 6, 16)[4, :, 2].abs().max() > 0
+    assert dense.reshape(8, 16, 8, 16)[7, :, 2].abs().max() == 0
+    assert dense.reshape(8, 16, 8, 16)[7, :, 3].abs().max() > 0
     assert (model.jacobian(1, ids).to_dense() - dense).abs().max() < 1e-6 * dense.abs().max()
     heads = sum(model.jacobian(1, ids, head=head).to_dense() for head in range(4))
     assert (heads - dense).abs().max() < 1e-6 * dense.abs().max()

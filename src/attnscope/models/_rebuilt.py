@@ -40,8 +40,10 @@ def difference(
         return ""
     try:
         with torch.no_grad():
-            checks: list[tuple[Part, Tensor]] = [("attention", model.read(layer, x))]
-            checks += [("norm+attention", x)] + ([] if at is None else [(part, at.detach())])
+            read = model.read(layer, x)
+            checks: list[tuple[Part, Tensor]] = [("attention", read), ("norm+attention", x)]
+            if at is not None:
+                checks.append((part, at.detach()))
             off = max(
                 gap(_spelled(model, layer, which, tokens), model.function(layer, which)(tokens))
                 for which, tokens in checks

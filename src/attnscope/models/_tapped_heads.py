@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch._C import _LinAlgError as LinAlgError
 
 from attnscope.models._chain import fixed
 from attnscope.models._moves import FEW
@@ -161,7 +160,8 @@ def _found(
     few = len(sequences[0]) if model.sees_images else FEW
     try:
         found = head_maps(maps, sequences, few, None if isinstance(known, Tensor) else known[:3])
-    except LinAlgError:  # maps that are clipped show no matrix at all far away
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        # maps that are clipped show no matrix at all far away
         return None
     if found is None:
         return None

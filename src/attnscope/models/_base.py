@@ -112,17 +112,13 @@ class Model(Spanned):
         )
 
     def rebuilt(
-        self,
-        layer: int,
-        x: Float[Tensor, "*stack n d"] | None = None,
-        part: Part = "attention",
+        self, layer: int, x: Float[Tensor, "*stack n d"] | None = None, part: Part = "attention"
     ) -> bool:
         """Whether the heads read from the weights of this layer are what its modules compute.
 
-        Compared on random tokens whenever it is asked, and at the tokens x of a part where they are
-        given: an adapter, a hook or a parametrisation makes another map of the same weights, and
-        one that clips, or a window, shows at some tokens only. Where it is False the layer's own
-        modules are differentiated, without bounds on a ball, and a `ModelNotice` says so once.
+        Compared on random tokens whenever it is asked, and at tokens x of a part: adapters and
+        hooks make another map of the same weights, windows and what clips at some tokens only.
+        Where it is False the layer's own modules are differentiated; a `ModelNotice` says so once.
         """
         self._check_layer(layer)
         if not self.readable(layer):
@@ -193,8 +189,7 @@ class Model(Spanned):
                 f" {self.heads}), got {head!r}."
             )
         if not self.tapped and self.rebuilt(layer):
-            made = self.from_weights(layer)
-            one = Softmax(made.heads.select(head), causal=made.causal)
+            one = Softmax(self.layer_heads(layer).select(head), causal=self.causal)
             return lambda x: one(x, Particles(x))
         check_heads(self, layer)
         whole = self.function(layer, "attention")
@@ -271,8 +266,7 @@ class Model(Spanned):
         """The coupling of every head of this layer on one text, and its statistics: the token that
         is read most, the entropy, the largest score.
         """
-        x = self._tappable(layer, source)
-        return tap(self, layer, x)
+        return tap(self, layer, self._tappable(layer, source))
 
     def bounds(self, layer: int, source: str | Tensor, part: Part = "attention") -> Bounds:
         """Proved bounds on the derivative of the attention of this layer at one text, for any model

@@ -272,6 +272,8 @@ def test_beyond_its_window_a_model_is_measured_through_taps() -> None:
     module.config.sliding_window = 5
     model, ids = loaded(module), inputs("mistral", n=8)[0]
     assert model.rebuilt(1, model.tokens(ids[:5], 1))
+    with pytest.warns(ModelNotice, match="the same map on at most 5 tokens"):
+        model.attention(1)
     x = model.tokens(ids, 1)
     with pytest.warns(ModelNotice, match="a window shorter than the sequence"):
         assert not model.rebuilt(1, x)

@@ -6,12 +6,14 @@ Hugging Face evaluates their softmax, RMSNorm and rotary angles in float32 even 
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, ClassVar, final
 
 from torch import nn
 
 from attnscope.attention import Heads
-from attnscope.models._base import Model
+from attnscope.attention.softmax import Softmax
+from attnscope.models._base import Model, ModelNotice
 from attnscope.models._split import linear, split
 
 
@@ -34,6 +36,19 @@ class Llama(Model):
     @property
     def positions(self) -> int:
         return int(self.config.max_position_embeddings)
+
+    def attention(self, layer: int) -> Softmax:
+        made = super().attention(layer)
+        module = self.blocks[layer].self_attn
+        window = getattr(module, "sliding_window", getattr(self.config, "sliding_window", None))
+        if window is not None and window < self.positions:
+            warnings.warn(
+                f"layer {layer} of {self.name} reads the last {window} tokens and these heads read"
+                f" all: they are the same map on at most {window} tokens.",
+                ModelNotice,
+                stacklevel=2,
+            )
+        return made
 
     def readable(self, layer: int) -> bool:
         """Not where the rotary angles depend on the length of the sequence: heads hold one set of

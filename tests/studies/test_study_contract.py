@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnscope.studies import Cell, Study, Table, Workbench, find
+from attnscope.studies import Cell, Study, Table, Workbench, find, named
 from attnscope.studies.study import config_fields
 
 STUDIES = find()
@@ -24,11 +24,17 @@ def test_a_study_is_named_and_has_configs_of_names_and_numbers(name: str) -> Non
     assert study.name == name
     assert isinstance(study, Study)
     assert not vars(study)  # no state
+    assert type(named(name)) is type(study)  # from its own file
     for config in (study.Config(), study.fast):
         assert dataclasses.is_dataclass(config)
         hash(config)
         assert study.read_config(json.loads(json.dumps(config_fields(config)))) == config
     assert all(hasattr(row, "_fields") for row in study.tables.values())
+
+
+@pytest.mark.parametrize("name", ["", "nobody", "papers", "store", "..measure", "measure.study"])
+def test_what_is_no_study_has_no_name(name: str) -> None:
+    assert named(name) is None
 
 
 @pytest.fixture(scope="module")

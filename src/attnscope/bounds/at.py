@@ -17,12 +17,14 @@ from torch import Tensor
 
 from attnscope.attention import Attention, Heads
 from attnscope.measures import Particles
-from attnscope.norms import SLACK, TINY, largest_eigenvalue, spectral_of_product, thin
+from attnscope.norms import SLACK, TINY, largest_eigenvalue, spectral, thin
 
 REFINED = 16
 """Rows per head whose cheap norms are replaced by exact ones; all rows when the matrices are small.
 """
 SMALL = 32
+ENTRIES = 2**20
+"""Of the tokens as several rows see them, taken together."""
 
 
 @final
@@ -133,9 +135,9 @@ class At:
         found = self._double_centred(gram, gram)
         chosen = self._chosen(found.sqrt() * self.key_slopes.amax(-1))
         exact = []
-        for head, row in chosen:
-            p = self.coupling[head, row]
-            tokens = (self.x - p @ self.x) * (p + TINY).sqrt()[:, None]
+        for head, rows in chosen:
+            p = self.coupling[head, rows]
+            tokens = self._centred(p) * (p + TINY).sqrt()[..., None]
             small = tokens @ tokens.mT if self.n <= self.heads.dim else tokens.mT @ tokens
             exact.append(largest_eigenvalue(small))
         return _sharpened(found, chosen, exact)
@@ -157,29 +159,41 @@ class At:
             )
         chosen = self._chosen(found)
         exact = [
-            spectral_of_product(self._moved(row, head), self.query_turned(row)[head])
-            for head, row in chosen
+            spectral(thin(self._moved(rows, head)) @ thin(self._turned(rows, head).mT).mT)
+            for head, rows in chosen
         ]
         return _sharpened(found, chosen, exact)
 
-    def _moved(self, row: int, head: int) -> Float[Tensor, "d k"]:
+    def _turned(self, rows: Int[Tensor, " r"], head: int) -> Float[Tensor, "*r k d"]:
+        """`query_turned` of a head at these rows, once where it is the same for all."""
+        if self.heads.rotary is None:
+            return self.scale * self.heads.query[head]
+        return torch.stack([self.query_turned(int(row))[head] for row in rows])
+
+    def _centred(self, p: Float[Tensor, "r n"]) -> Float[Tensor, "r n d"]:
+        r"""$x_j - m_i$ for these rows of the coupling."""
+        return self.x - (p @ self.x)[:, None]
+
+    def _moved(self, rows: Int[Tensor, " r"], head: int) -> Float[Tensor, "r d k"]:
         r"""$\sum_j P_{ij}(x_j - m_i)k_j^T$."""
-        p = self.coupling[head, row]
-        return (p[:, None] * (self.x - p @ self.x)).mT @ self.k[head]
+        p = self.coupling[head, rows]
+        return (p[..., None] * self._centred(p)).mT @ self.k[head]
 
     def _query_frobenius(self, row: int) -> Float[Tensor, " h"]:
         r"""$\|C_i\|_F$ of rotary heads, through the square of the factor of size k."""
         turned = self.query_turned(row)
-        parts = [self._moved(row, head) for head in range(self.heads.count)]
+        rows = torch.tensor([row], device=self.x.device)
+        parts = [self._moved(rows, head)[0] for head in range(self.heads.count)]
         left, right = torch.stack([part.mT @ part for part in parts]), turned @ turned.mT
         size = left.diagonal(dim1=-2, dim2=-1).sum(-1) * right.diagonal(dim1=-2, dim2=-1).sum(-1)
         return ((left * right).sum((-2, -1)).clamp(min=0) + 1e-12 * size).sqrt()
 
-    def _chosen(self, size: Float[Tensor, "h n"]) -> list[tuple[int, int]]:
-        """Head and row of the norms that are worth working out exactly."""
+    def _chosen(self, size: Float[Tensor, "h n"]) -> list[tuple[int, Int[Tensor, " r"]]]:
+        """Heads and rows of the norms that are worth working out exactly, some rows at a time."""
         count = self.n if min(self.n, self.heads.dim) <= SMALL else min(REFINED, self.n)
-        best = size.topk(count, dim=-1).indices
-        return [(head, int(row)) for head in range(size.shape[0]) for row in best[head]]
+        best = size.detach().topk(count, dim=-1).indices
+        at_once = max(1, ENTRIES // self.x.numel())
+        return [(head, rows) for head, row in enumerate(best) for rows in row.split(at_once)]
 
     def _double_centred(
         self, left: Float[Tensor, "h n n"], right: Float[Tensor, "h n n"]
@@ -203,12 +217,13 @@ class At:
 
 def _sharpened(
     found: Float[Tensor, "h n"],
-    chosen: list[tuple[int, int]],
-    exact: list[Float[Tensor, ""]],
+    chosen: list[tuple[int, Int[Tensor, " r"]]],
+    exact: list[Float[Tensor, " r"]],
 ) -> Float[Tensor, "h n"]:
     """`found`, smaller where the exact value is."""
-    where = tuple(torch.tensor(part, device=found.device) for part in zip(*chosen, strict=True))
-    known = torch.full_like(found, torch.inf).index_put(where, torch.stack(exact))
+    heads = torch.cat([torch.full_like(rows, head) for head, rows in chosen])
+    where = heads, torch.cat([rows for _, rows in chosen])
+    known = torch.full_like(found, torch.inf).index_put(where, torch.cat(exact))
     return torch.minimum(found, known)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 from attnscope import __version__
-from attnscope.studies import Store, StoreError, Study, Table, find
+from attnscope.studies import Store, StoreError, Study, Table, named
 from attnscope.studies.cell import tuples
 from attnscope.studies.driver import MOST_ROWS, RECORD
 from attnscope.studies.store import FILE
@@ -140,7 +140,7 @@ def _rows(folder: Path, run: Run) -> None:
             f"The run is of attnscope {identity.version}, this page was written by {__version__}:"
             " a number may be defined otherwise now."
         )
-    study = find().get(identity.study)
+    study = named(identity.study)
     if study is None:
         run.missing.append(f"This version knows no study {identity.study!r}: rows are shown bare.")
         run.loose = rows

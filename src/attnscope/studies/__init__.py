@@ -26,6 +26,7 @@ __all__ = [
     "Verdict",
     "Workbench",
     "find",
+    "named",
     "run",
 ]
 
@@ -40,15 +41,40 @@ def find() -> dict[str, Study]:
     for info in pkgutil.walk_packages(__path__, f"{__name__}."):
         if info.name.rsplit(".", 1)[-1].startswith("_"):
             continue
-        module = importlib.import_module(info.name)
-        for made in vars(module).values():
-            if (
-                inspect.isclass(made)
-                and issubclass(made, Study)
-                and not inspect.isabstract(made)
-                and made.__module__ == module.__name__
-            ):
-                if made.name in found:
-                    raise ValueError(f"two studies are named {made.name!r}.")
-                found[made.name] = made()
+        for study in _made_in(info.name):
+            if study.name in found:
+                raise ValueError(f"two studies are named {study.name!r}.")
+            found[study.name] = study
     return dict(sorted(found.items()))
+
+
+def named(name: str) -> Study | None:
+    """The study of this name from its own file, the others left alone; None if there is none.
+
+    >>> named("measure").name
+    'measure'
+    """
+    if not name.isidentifier():
+        return None
+    for place in (name, f"{name}.study", f"papers.{name}"):
+        try:
+            made = _made_in(f"{__name__}.{place}")
+        except ModuleNotFoundError:
+            continue
+        for study in made:
+            if study.name == name:
+                return study
+    return None
+
+
+def _made_in(place: str) -> list[Study]:
+    """The studies that a module defines."""
+    module = importlib.import_module(place)
+    return [
+        made()
+        for made in vars(module).values()
+        if inspect.isclass(made)
+        and issubclass(made, Study)
+        and not inspect.isabstract(made)
+        and made.__module__ == module.__name__
+    ]

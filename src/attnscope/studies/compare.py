@@ -139,10 +139,10 @@ def compare(folders: Sequence[str | Path]) -> Comparison:
 
 
 def _loaded(name: str) -> Loaded:
-    from attnscope.studies import find
+    from attnscope.studies import named
 
     with Store(Path(name)) as store:
-        study = find().get(store.identity.study)
+        study = named(store.identity.study)
         if study is None:
             raise ValueError(f"{name!r} holds a run of {store.identity.study!r}, which is unknown.")
         table = read(store, study, study.read_config(parsed(store.identity.config)))

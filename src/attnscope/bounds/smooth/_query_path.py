@@ -8,6 +8,8 @@ $tW^{-1} - E_i$ has a Cholesky factor, one small factorisation per token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import final
 
 import torch
@@ -23,10 +25,11 @@ RIDGE = 1e-8
 """Added to W, relative to its size: W only grows, and its inverse is accurate to 1e-6."""
 MARGIN = 1e-4
 """Allowance for the rounding of the inverse and of the factorisation, far above both."""
-POWER_STEPS = 8
+STEPS = 8
+"""Of Lanczos towards an eigenvalue that is then proved to be nearly as large as there are."""
 REFINED = 96
 """Rows whose norm is proved by factorisation."""
-TRIALS = (1.06, 1.3, 2.0)
+TRIALS = (1.01, 1.06, 1.3, 2.0)
 """Factors on the estimated eigenvalue that are tried; where none can be proved the Frobenius norm
 stays.
 """
@@ -51,20 +54,38 @@ class Written:
         """
         found = (products * self.gram).sum((-2, -1)).clamp(min=0)
         if chosen.any():
-            found[chosen] = self.sharper(products[chosen], found[chosen])
+            some = products[chosen]
+            guess = self.estimate(lambda x: (some @ x[..., None])[..., 0], len(some))
+            found[chosen] = self.sharper(some, found[chosen], guess)
         return found
 
+    def estimate(self, product: Callable[[Tensor], Tensor], count: int) -> Float[Tensor, " r"]:
+        r"""The largest Ritz values of so many $EW$, given the products of each $E$ with one vector:
+        $EW$ is symmetric in $\langle x, Wy\rangle$, and Lanczos takes three terms.
+        """
+        x = self.gram.diagonal().expand(count, -1)
+        before, diagonal, beside = torch.zeros_like(x), list[Tensor](), list[Tensor]()
+        for _ in range(STEPS):
+            seen = x @ self.gram
+            size = (x * seen).sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny).sqrt()
+            x, moved = x / size, product(seen / size)
+            along = (moved * seen / size).sum(-1, keepdim=True)
+            diagonal.append(along)
+            beside.append(size)
+            x, before = moved - along * x - size * before, x
+        made = torch.diag_embed(torch.cat(diagonal, -1))
+        made += torch.diag_embed(torch.cat(beside[1:], -1), -1)  # lower triangles are read
+        return torch.linalg.eigvalsh(made.nan_to_num(0, 0, 0))[:, -1]
+
     def sharper(
-        self, products: Float[Tensor, "r m m"], found: Float[Tensor, " r"]
+        self,
+        products: Float[Tensor, "r m m"],
+        found: Float[Tensor, " r"],
+        guess: Float[Tensor, " r"],
     ) -> Float[Tensor, " r"]:
-        r"""The smaller of `found` and a $t$ near $\|D_i\|^2$ for which the factorisation exists."""
-        x = products.diagonal(dim1=-2, dim2=-1)
-        for _ in range(POWER_STEPS):
-            x = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(
-                min=torch.finfo(x.dtype).tiny
-            )
-            x = (products @ x[..., None])[..., 0] @ self.gram
-        guess = torch.linalg.vector_norm(x, dim=-1)
+        r"""The smaller of `found` and a $t$ near `guess` for which the factorisation exists; of the
+        products, lower triangles are read.
+        """
         for row, product in enumerate(products):
             for factor in TRIALS:
                 trial = factor * guess[row]
@@ -93,6 +114,7 @@ class QueryPath:
     def __init__(self, heads: Heads, output: Float[Tensor, "h d v"]) -> None:
         self.written = Written(output)
         self.query_gram = heads.scale**2 * torch.einsum("had,gbd->hgab", heads.query, heads.query)
+        self.query_flat = self.query_gram.transpose(1, 2).flatten(0, 1).flatten(1)
         self.sizes = heads.scale * spectral(output) * spectral(heads.query)
 
     def norms(
@@ -109,28 +131,55 @@ class QueryPath:
         squares = []
         for start in range(0, at.n, rows):
             part = slice(start, start + rows)
-            products = self._products(at, value, k, part)
-            found = (products * self._by_heads(gram)).sum((1, 2, 3)).clamp(min=0)
+            moved = _moved(at, value, k, part)
+            products = self._products(moved)
+            found = self._traces(products)
             sharp = chosen[part]
             if sharp.any():
-                found[sharp] = self.written.sharper(self._together(products[sharp]), found[sharp])
+                some = moved[sharp]
+                guess = self.written.estimate(partial(self._product, some), len(some))
+                found[sharp] = self.written.sharper(products[sharp], found[sharp], guess)
             squares.append(found)
         return (torch.cat(squares) + 1e-13 * size**2).sqrt() * (1 + SLACK) + 1e-12 * size
 
-    def _products(self, at: At, value: Tensor, k: Tensor, part: slice) -> Float[Tensor, "r h m v"]:
-        r"""$E_i$ for these rows, the columns of each head apart."""
-        p = at.coupling[:, part]
-        moved = [
-            head @ (v[:, :, None] * key[:, None]).flatten(1)
-            for head, v, key in zip(p, value, k, strict=True)
-        ]
-        c = torch.stack(moved, dim=1).unflatten(-1, (value.shape[-1], k.shape[-1])) - torch.einsum(
-            "hrv,hrk->rhvk", p @ value, p @ k
-        )
-        return torch.einsum("rhvk,hgkl->rghvl", c, self.query_gram).flatten(2, 3) @ c.mT
+    def _product(
+        self, moved: Float[Tensor, "r h v k"], x: Float[Tensor, "r m"]
+    ) -> Float[Tensor, "r m"]:
+        """$E_ix$ from the small factors of $E_i$."""
+        read = moved.mT @ x.view(*moved.shape[:3], 1)
+        mixed = read.flatten(1) @ self.query_flat
+        return (moved @ mixed.view_as(read)).flatten(1)
 
-    def _by_heads(self, matrix: Float[Tensor, "m m"]) -> Float[Tensor, "h m v"]:
-        return matrix.unflatten(1, (*self.query_gram.shape[:1], -1)).transpose(0, 1)
+    def _products(self, moved: Float[Tensor, "r h v k"]) -> Float[Tensor, "r m m"]:
+        """The $E_i$, their lower block triangles: nothing reads the others."""
+        rows, h, v, k = moved.shape
+        found = moved.new_empty(rows, h, v, h, v)
+        by_head = moved.transpose(0, 1).reshape(h, rows * v, k)
+        for g in range(h):
+            left = torch.bmm(by_head[g:], self.query_gram[g:, g]).view(h - g, rows, v, k)
+            found[:, g:, :, g] = (left @ moved[:, g].mT).transpose(0, 1)
+        return found.view(rows, h * v, h * v)
 
-    def _together(self, products: Float[Tensor, "r h m v"]) -> Float[Tensor, "r m m"]:
-        return products.transpose(1, 2).flatten(2)
+    def _traces(self, products: Float[Tensor, "r m m"]) -> Float[Tensor, " r"]:
+        r"""$\mathrm{tr}(WE_i)$ from lower block triangles."""
+        h = len(self.query_gram)
+        v = products.shape[-1] // h
+        total = products.new_zeros(len(products))
+        for g in range(h):
+            here, below = slice(g * v, (g + 1) * v), slice((g + 1) * v, None)
+            for rows, times in ((here, 1), (below, 2)):
+                weights = times * self.written.gram[rows, here]
+                total += (products[:, rows, here] * weights).sum((1, 2))
+        return total.clamp(min=0)
+
+
+def _moved(at: At, value: Tensor, k: Tensor, part: slice) -> Float[Tensor, "r h v k"]:
+    r"""$C^h_i = \sum_jP^h_{ij}(v_j - o_i)k_j^T$ of these rows."""
+    p = at.coupling[:, part]
+    summed = [
+        head @ (v[:, :, None] * key[:, None]).flatten(1)
+        for head, v, key in zip(p, value, k, strict=True)
+    ]
+    return torch.stack(summed, dim=1).unflatten(-1, (value.shape[-1], k.shape[-1])) - torch.einsum(
+        "hrv,hrk->rhvk", p @ value, p @ k
+    )

@@ -13,6 +13,7 @@ from torch import Tensor
 from attnscope import L2, Attention, Heads, Particles, Sigmoid, Softmax
 from attnscope.bounds import BlockNorms, on_ball, smoothness
 from attnscope.bounds.at import At
+from attnscope.bounds.smooth._mixtures import Mixtures, mixture_norms
 from attnscope.bounds.smooth._query_path import QueryPath
 from attnscope.bounds.smooth.blocks import (
     exact_blocks,
@@ -214,6 +215,22 @@ def test_small_factors_lose_little_and_a_dictionary_helps(randn) -> None:
     assert smoothness(attention, mu, blocks=BlockNorms(attention, [mu])).named(
         "B1-S"
     ).value == pytest.approx(trained)
+
+
+@pytest.mark.parametrize(("heads", "v", "d"), [(3, 4, 8), (4, 4, 8), (2, 5, 40), (12, 8, 96)])
+def test_norms_of_head_mixtures_are_proved_closely_and_never_below(
+    heads: int, v: int, d: int, randn
+) -> None:
+    """More and fewer columns than d, and a mixture that is nearly zero."""
+    output, value, centres = randn(heads, d, v), randn(heads, v, d), randn(7, heads).abs()
+    truth = torch.linalg.matrix_norm(torch.einsum("mh,hdv,hve->mde", centres, output, value), 2)
+    found = mixture_norms(centres, output, value)
+    assert (found >= truth).all()
+    assert (found <= truth * (1 + 1e-3)).all()
+    value[0] = 0
+    first = torch.eye(heads, dtype=torch.float64)[:1]
+    made = Mixtures.of(output, value).around(first + 1e-9, output, value)
+    assert (made.norms <= 1e-6 * truth.max()).all()
 
 
 @pytest.mark.parametrize("output", [True, False])

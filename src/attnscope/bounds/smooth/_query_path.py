@@ -59,13 +59,15 @@ class Written:
             found[chosen] = self.sharper(some, found[chosen], guess)
         return found
 
-    def estimate(self, product: Callable[[Tensor], Tensor], count: int) -> Float[Tensor, " r"]:
+    def estimate(
+        self, product: Callable[[Tensor], Tensor], count: int, steps: int = STEPS
+    ) -> Float[Tensor, " r"]:
         r"""The largest Ritz values of so many $EW$, given the products of each $E$ with one vector:
         $EW$ is symmetric in $\langle x, Wy\rangle$, and Lanczos takes three terms.
         """
         x = self.gram.diagonal().expand(count, -1)
         before, diagonal, beside = torch.zeros_like(x), list[Tensor](), list[Tensor]()
-        for _ in range(STEPS):
+        for _ in range(steps):
             seen = x @ self.gram
             size = (x * seen).sum(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny).sqrt()
             x, moved = x / size, product(seen / size)
@@ -82,12 +84,13 @@ class Written:
         products: Float[Tensor, "r m m"],
         found: Float[Tensor, " r"],
         guess: Float[Tensor, " r"],
+        trials: tuple[float, ...] = TRIALS,
     ) -> Float[Tensor, " r"]:
         r"""The smaller of `found` and a $t$ near `guess` for which the factorisation exists; of the
         products, lower triangles are read.
         """
         for row, product in enumerate(products):
-            for factor in TRIALS:
+            for factor in trials:
                 trial = factor * guess[row]
                 if trial >= found[row]:
                     break

@@ -57,9 +57,12 @@ def named(name: str) -> Study | None:
     if not name.isidentifier():
         return None
     for place in (name, f"{name}.study", f"papers.{name}"):
+        module = f"{__name__}.{place}"
         try:
-            made = _made_in(f"{__name__}.{place}")
-        except ModuleNotFoundError:
+            made = _made_in(module)
+        except ModuleNotFoundError as error:
+            if not module.startswith(str(error.name)):  # something else is not installed
+                raise
             continue
         for study in made:
             if study.name == name:

@@ -127,9 +127,14 @@ def _finish(name: str, line: Line, whole: Path, cut: Path) -> list[str]:
 
 
 def _differences(name: str, whole: Path, cut: Path) -> list[str]:
-    """Files of numbers that are not those of the undisturbed run; it must have left some."""
+    """Files of numbers that are not those of the undisturbed run; it must have left some. The log
+    of a training says where it was interrupted, and may differ.
+    """
+    from attnscope.training.files import LOG
+
     one, other = (
         {file.relative_to(place) for suffix in NUMBERS for file in place.rglob(f"*{suffix}")}
+        - {Path(LOG)}
         for place in (whole, cut)
     )
     if not one:

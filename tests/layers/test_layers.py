@@ -225,6 +225,26 @@ def test_curvature_of_an_activation_bounds_its_remainder(activation: torch.nn.Mo
         kinked = activation.kinked(u, torch.full_like(u, theta))
         linear = torch.zeros_like(u) if kinked is None else kinked.double()
         assert (remainder <= curvature * t.square() / 2 + linear * t.abs() + 1e-12).all()
+        if activation.cornered:
+            chord = activation.chord(u, torch.full_like(u, theta))
+            assert (remainder <= chord * t.abs() + 1e-12).all()
+            assert torch.allclose(remainder[[0, -1]].amax(0), chord * theta, atol=1e-12)
+
+
+def test_corners_of_units_that_read_apart_are_exact(generator: torch.Generator) -> None:
+    """With orthogonal rows and one token the worst step is known: Pythagoras over the units."""
+    layer = randomised(ResidualMLP(D, D, ReLU(), None, generator), generator, 1.0)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(D))
+        layer.bias.zero_()
+    x, e = torch.full((1, 1, D), 1e-9, dtype=torch.float64), 0.3
+    g = torch.randn(1, 1, 1, D, dtype=torch.float64, generator=generator)
+    layer.requires_grad_(False)
+    pulls = (-(g[0, 0, 0] @ layer.written(layer.weight).double().mT)).clamp(min=0)
+    eps = torch.tensor([e], dtype=torch.float64)
+    found = layer.over(x, eps).remainder(g).within(eps)
+    expected = e * float(torch.linalg.vector_norm(pulls))
+    assert found.item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_quadratic_relu_has_a_lipschitz_slope() -> None:

@@ -3,7 +3,7 @@ r"""Activations: functions of single entries, and the curvature that a certifica
 For $a$ applied to each entry, $-\langle g, R\rangle = -\sum_i g_i\rho_i(t_i)$ with $\rho_i(t) =
 a(u_i + t) - a(u_i) - a'(u_i)t$. An entry counts with a weight $c_i \ge 0$ and a curvature
 $\kappa_i$ such that $-g_i\rho_i(t) \le c_i\kappa_it^2/2$ for $|t| \le \theta$, or, near a corner,
-$\le c_i|t|$.
+$\le c_i\chi_i|t|$ with the chord $\chi_i = (1 - |u_i|/\theta)_+$.
 """
 
 from __future__ import annotations
@@ -114,6 +114,14 @@ class Entrywise(nn.Module, ABC):
         r"""Where a linear bound must stand in for the curvature; None: nowhere."""
         return u.abs() < part * theta if self.cornered else None
 
+    def chord(
+        self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]
+    ) -> Float[Tensor, "*out"]:
+        r"""$\chi = (1 - |u|/\theta)_+$: $(|t| - |u|)_+$ is convex in $|t|$ and 0 at 0, so that over
+        $|t| \le \theta$ it lies below its chord, $\chi|t|$.
+        """
+        return (1 - u.abs() / theta.clamp(min=torch.finfo(u.dtype).tiny)).clamp(min=0)
+
     def over(
         self,
         x: Float[Tensor, "k ..."],
@@ -129,12 +137,12 @@ class Entrywise(nn.Module, ABC):
             bent = self.bent(gradients.double(), u, reach)
             if by_tokens:
                 kinked = self.kinked(u, reach)
-                form, corners = _split(weight, bent, kinked)
+                form, corners = _split(weight * self.chord(u, reach), bent, kinked)
                 return Remainder(None, torch.diag_embed(form), None if kinked is None else corners)
             best = torch.full(weight.shape[:2], torch.inf, dtype=u.dtype, device=u.device)
             for part in PARTS if self.cornered else (0.0,):
                 curved, corner = _split(
-                    weight.flatten(2),
+                    (weight * self.chord(u, reach)).flatten(2),
                     bent.flatten(2),
                     (u.abs() < part * reach).flatten(1) if self.cornered else None,
                 )

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnscope.layers.activations import Entrywise
+from attnscope.layers.activations import PARTS, Entrywise
 from attnscope.layers.contract import OverBall, Remainder, same
 from attnscope.layers.norms import Centre, Norm, TokenNorm, refuse_inner
 from attnscope.layers.residual import Residual
-from attnscope.norms import SLACK, spectral
+from attnscope.norms import SLACK, TINY, spectral
 
 REFINED = 4
 """Tokens per input whose curvature is worked out by an eigenvalue; the others keep a cheaper bound.
@@ -88,8 +88,8 @@ class MLP(nn.Module, ABC):
         -\langle u_k, g_i\rangle)$.
 
         $\kappa$ is the curvature that the activation can show. Units at a corner of the ReLU add
-        the corners $l_i = \min(\sum_k c_{ik}\|w_k\|, \|c_i\|\|W\|)$ with $c_{ik} = \max(0,
-        -\langle u_k, g_i\rangle)$ over them.
+        the corners $l_i = \min((c_i^T|WW^T|c_i)^{1/2}, \|c_i\|\|W\|)$ with $c_{ik} =
+        \chi_{ik}\max(0, -\langle u_k, g_i\rangle)$ over them.
         """
         refuse_inner(self.norm)
         weight = self.rows().double()
@@ -102,13 +102,7 @@ class MLP(nn.Module, ABC):
 
         def remainder(gradients: Float[Tensor, "c k n e"]) -> Remainder:
             pulls = gradients.double() @ self.written(weight).mT
-            beta, kinked = self.activation.bent(pulls, u, theta), self.activation.kinked(u, theta)
-            corners = None
-            if kinked is not None:
-                beta = beta.masked_fill(kinked, 0.0)
-                corner = self.activation.weights(pulls) * kinked
-                whole = torch.linalg.vector_norm(corner, dim=-1) * spectral(weight)
-                corners = torch.minimum(corner @ length, whole) * (1 + SLACK)
+            beta, corners = self._bent(pulls, u, theta, weight, reach)
             curved = _curvatures(beta, weight)
             if each is not None:
                 return Remainder(form=torch.diag_embed(curved * (1 + SLACK)), corners=corners)
@@ -121,6 +115,32 @@ class MLP(nn.Module, ABC):
             return self._rest(u, theta, weight, eps)
 
         return OverBall(slope * eps, slope * same(x), remainder, self.theorem, rest=rest)
+
+    def _bent(
+        self,
+        pulls: Float[Tensor, "c k n m"],
+        u: Float[Tensor, "k n m"],
+        theta: Float[Tensor, "k some m"],
+        weight: Float[Tensor, "m d"],
+        reach: Float[Tensor, "k some"],
+    ) -> tuple[Float[Tensor, "c k n m"], Float[Tensor, "c k n"] | None]:
+        """What each unit adds to the form, and each token to the corners. Which units count as near
+        a corner is free: of some choices each token takes the one that costs least at its reach.
+        """
+        bent = self.activation.bent(pulls, u, theta)
+        if not self.activation.cornered:
+            return bent, None
+        pulled = self.activation.weights(pulls) * self.activation.chord(u, theta)
+        made = []
+        for part in PARTS:
+            near = u.abs() < part * theta
+            form, edges = bent.masked_fill(near, 0.0), _corners(pulled * near, weight)
+            cost = edges * reach + _curvatures(form, weight) * reach.square() / 2
+            made.append((cost.nan_to_num(nan=torch.inf), form, edges))
+        cost, forms, corners = (torch.stack(parts) for parts in zip(*made, strict=True))
+        least = cost.argmin(0, keepdim=True)
+        beta = forms.gather(0, least[..., None].expand(1, *bent.shape))[0]
+        return beta, corners.gather(0, least)[0]
 
     def _rest(
         self,
@@ -226,9 +246,21 @@ def _curvatures(
     $\max_k\beta_{ik}\|W\|^2$.
     """
     gram = weight @ weight.mT
-    frobenius = ((beta @ gram.square()) * beta).sum(-1).clamp(min=0).sqrt()
+    frobenius = ((beta @ gram.square()) * beta).sum(-1).clamp(min=TINY).sqrt()
     cheap = torch.minimum((beta @ gram.abs()).amax(-1), frobenius)
     return torch.minimum(cheap, beta.amax(-1) * spectral(weight).square())
+
+
+def _corners(
+    pulled: Float[Tensor, "c k n m"], weight: Float[Tensor, "m d"]
+) -> Float[Tensor, "c k n"]:
+    r"""At least $\sum_k c_k|\langle w_k, d\rangle|$ over $|d| \le 1$: with the right signs this is
+    $\langle\sum_k \pm c_kw_k, d\rangle$, of length at most $(c^T|WW^T|c)^{1/2}$ and
+    $\|c\|\|W\|$.
+    """
+    signs = ((pulled @ (weight @ weight.mT).abs()) * pulled).sum(-1).clamp(min=TINY).sqrt()
+    whole = torch.linalg.vector_norm(pulled, dim=-1) * spectral(weight)
+    return torch.minimum(signs, whole) * (1 + SLACK)
 
 
 def _refined(

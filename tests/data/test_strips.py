@@ -1,12 +1,16 @@
-"""Strips: exactly one of the last three pictures answers the first, and splits share no picture."""
+"""Strips: exactly one of the last three pictures answers the first, exactly one of five has no
+twin, and splits share no picture.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from attnscope.data import Images, images
-from attnscope.data.strips import strips
+from attnscope.data.strips import odd_ones, strips
 
 
 def pictures(classes: int = 3, each: int = 3) -> Images:
@@ -43,17 +47,30 @@ def test_the_label_is_the_place_of_another_picture_of_the_class() -> None:
     assert not (shown[:, 1:] == shown[:, :1]).any()
 
 
-def test_a_seed_decides_the_strips() -> None:
-    one, same, other = (strips(pictures(), 20, seed=seed) for seed in (1, 1, 2))
+def test_the_label_is_the_place_of_the_picture_without_a_twin() -> None:
+    made = odd_ones(pictures(), 500)
+    shown = made.pixels.reshape(500, 5, 9).argmax(-1)
+    copies = (shown[:, :, None] == shown[:, None]).sum(-1)
+    assert torch.equal((copies == 1).sum(1), torch.ones(500, dtype=torch.int64))
+    assert torch.equal((copies == 2).sum(1), torch.full((500,), 4))
+    assert torch.equal((copies == 1).int().argmax(1), made.labels)
+    assert made.labels.bincount(minlength=5).min() > 60
+    with pytest.raises(ValueError, match="only 2 pictures"):
+        odd_ones(pictures(1, 2), 5)
+
+
+@pytest.mark.parametrize("made_of", [strips, odd_ones])
+def test_a_seed_decides_the_strips(made_of: Callable[..., Images]) -> None:
+    one, same, other = (made_of(pictures(), 20, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(one.pixels, same.pixels)
     assert not torch.equal(one.pixels, other.pixels)
 
 
 def test_strips_of_digits_are_split_by_the_original_picture() -> None:
-    for name in ("strips", "strips-class"):
+    for name, length in (("strips", 4), ("strips-class", 4), ("strips-odd", 5)):
         test, digits = images(name, "test"), images("digits", "test")
         assert test.name == name
-        assert test.pixels.shape == (1000, 1, 8, 32)
+        assert test.pixels.shape == (1000, 1, 8, 8 * length)
         tokens = torch.cat(test.pixels.split(8, dim=-1)).flatten(1)
         assert torch.cdist(tokens, digits.pixels.flatten(1)).amin(1).max() == 0
 

@@ -51,6 +51,16 @@ def test_a_classifier_of_every_variant_learns(
     assert losses[-1] < 0.6 * losses[0]
 
 
+def test_heads_look_near_or_anywhere_before_they_are_trained() -> None:
+    near, anywhere = (vit(look=look).attentions[0].position_bias for look in ("near", "anywhere"))
+    assert near is not None
+    assert anywhere is not None
+    assert near.min() <= -4
+    assert 0 < anywhere.abs().max() < 2, "no token is out of sight"
+    with pytest.raises(ValueError, match="look must be one of near, anywhere"):
+        vit(look="far")
+
+
 @pytest.mark.parametrize("variant", [name for name in variants() if name != "sinkhorn"])
 def test_a_language_model_learns_and_reads_only_the_past(
     variant: str, generator: torch.Generator

@@ -78,6 +78,10 @@ def command(
     pooling: str = typer.Option(
         "flatten", help="What the last layer reads: flatten (all tokens side by side) or mean."
     ),
+    look: str = typer.Option(
+        "near",
+        help="Where heads look before they are trained: near (at the next patch) or anywhere.",
+    ),
     learned_embedding: bool = typer.Option(
         False, "--learned-embedding", help="Train the matrix that embeds patches, too."
     ),
@@ -225,6 +229,7 @@ def _recipe(options: dict[str, Any], train: Images) -> Recipe:
         head_dim=options["head_width"] or max(1, dim // (2 * options["heads"])),
         value_dim=options["value_width"] or max(1, dim // options["heads"]),
         pooling=options["pooling"],
+        look=options["look"],
         learned_embedding=options["learned_embedding"],
         position_bias=options["attention"] != "sinkhorn",
         mlp=options["mlp"],

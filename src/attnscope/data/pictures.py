@@ -14,12 +14,13 @@ import torch
 from attnscope.data import _cifar, _folder, _npz, _svhn
 from attnscope.data._download import cache
 from attnscope.data._set import SPLITS, Images, from_arrays, part
-from attnscope.data.strips import STRIPS, strips
+from attnscope.data.strips import STRIPS, odd_ones, strips
 from attnscope.validation import described
 
 __all__ = ["NAMES", "SPLITS", "Images", "images", "local_images"]
 
-NAMES = ("digits", "strips", "strips-class", "cifar10", "svhn")
+STRIPED = ("strips", "strips-class", "strips-odd")
+NAMES = ("digits", *STRIPED, "cifar10", "svhn")
 
 
 def images(source: str | Path, split: str = "test") -> Images:
@@ -29,6 +30,7 @@ def images(source: str | Path, split: str = "test") -> Images:
     - "strips", "strips-class": four digits side by side, 1 x 8 x 32; the label says which of the
       last three is the very same picture as the first, or another picture of its class. 8000 strips
       of training digits, 1000 of test digits.
+    - "strips-odd": five digits side by side, 1 x 8 x 40, two pictures twice and one once: which?
     - "cifar10", "svhn": downloaded once, checked by their hash, kept in a cache. Or a path: the
       official archive `cifar-10-python.tar.gz`, the folder it unpacks to, or a folder that holds
       either; a folder with `train_32x32.mat` and `test_32x32.mat`.
@@ -48,7 +50,7 @@ def images(source: str | Path, split: str = "test") -> Images:
         raise ValueError(f'split must be "train", "test" or "all", got {described(split)}.')
     if source == "digits":
         return _digits(split)
-    if source in ("strips", "strips-class"):
+    if source in STRIPED:
         return _strips(source, split)
     if source == "cifar10":
         return _cifar.read(_cifar.fetched(), split)
@@ -104,15 +106,16 @@ def _digits(split: str) -> Images:
     return from_arrays(pixels, whole.target[chosen], [str(digit) for digit in range(10)], "digits")
 
 
-def _strips(source: str, split: str) -> Images:
+def _strips(source: str | Path, split: str) -> Images:
     """Test strips are made of test digits, with another seed; "all" is both, the training strips
     first.
     """
-    same = "class" if source == "strips-class" else "picture"
     made = [
-        strips(_digits(one), count, same, seed)
+        odd_ones(_digits(one), count, seed)
+        if source == "strips-odd"
+        else strips(_digits(one), count, "class" if source == "strips-class" else "picture", seed)
         for seed, (one, count) in enumerate(STRIPS.items())
         if split in (one, "all")
     ]
     pixels, labels = (torch.cat([getattr(one, of) for one in made]) for of in ("pixels", "labels"))
-    return Images(pixels, labels, made[0].classes, source)
+    return Images(pixels, labels, made[0].classes, str(source))

@@ -1,5 +1,5 @@
-"""Strips of pictures: which of the others is the same as the first? A task on which content
-decides.
+"""Strips of pictures: which of the others is the same as the first, or which one has no twin? Tasks
+on which content decides.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ LENGTH = 4
 """Pictures in a strip; the label says which of the last three it is."""
 SAME = ("picture", "class")
 CLASSES = ("second", "third", "fourth")
+PAIRS = 2
+"""Twins in a strip in which one picture has none."""
 STRIPS = {"train": 8000, "test": 1000}
 """How many strips are made of the pictures of a split."""
 
@@ -52,14 +54,38 @@ def strips(pictures: Images, count: int, same: str = "picture", seed: int = 0) -
     return Images(side_by_side, labels, CLASSES, f"strips of {pictures.name}, same {same}")
 
 
+def odd_ones(pictures: Images, count: int, seed: int = 0) -> Images:
+    """`count` strips of five pictures: two pictures twice and one once, in any order. The label
+    says which one has no twin, so that every picture must be compared with every other.
+
+    Args:
+        pictures: of one size, three or more.
+        count: how many strips.
+        seed: of the draw.
+
+    Returns:
+        Images (count, channels, height, 5 x width).
+    """
+    check_positive("count", count)
+    generator = torch.Generator().manual_seed(seed)
+    anything = torch.ones(count, len(pictures), dtype=torch.bool)
+    drawn = _drawn(anything, PAIRS + 1, generator)
+    chosen = torch.cat([drawn, drawn[:, 1:]], dim=1)
+    order = torch.rand(chosen.shape, generator=generator).argsort(1)
+    labels = (order == 0).to(torch.int64).argmax(1)
+    side_by_side = torch.cat(pictures.pixels[chosen.gather(1, order)].unbind(1), dim=-1)
+    classes = ("first", *CLASSES, "fifth")
+    return Images(side_by_side, labels, classes, f"strips of {pictures.name}, the odd one")
+
+
 def _drawn(
     allowed: Bool[Tensor, "strips pictures"], count: int, generator: torch.Generator
 ) -> Int[Tensor, "strips {count}"]:
     """So many different pictures for each strip, of those that are allowed for it."""
     if int(allowed.sum(1).min()) < count:
         raise ValueError(
-            f"strips of {LENGTH} need two pictures of every class and {LENGTH - 2} others, there"
-            f" are only {allowed.shape[1]} pictures: give more."
+            f"a strip needs {count} different pictures of a kind, and two of every class for"
+            f" another of the same class; there are only {allowed.shape[1]} pictures: give more."
         )
     draw = torch.rand(allowed.shape, generator=generator).masked_fill(~allowed, -1.0)
     return draw.topk(count, dim=1).indices

@@ -18,6 +18,7 @@ SMALLEST = 1e-18
 DEEPEST = 10_000
 """Layers; beyond this, building them would take longer than anyone waits."""
 ACTIVATIONS = ("quadratic", "softplus", "relu")
+LOOKS = ("near", "anywhere")
 
 
 @final
@@ -49,6 +50,10 @@ class Config:
     head_dim: int = 12
     value_dim: int = 12
     position_bias: bool = True
+    look: str = "near"
+    """Where the heads of a classifier look before they are trained: at the patch next to them, or
+    "anywhere", which suits tokens that must be compared however far apart they are.
+    """
     content: bool = True
     """Whether tokens look at what others say; else A is 0 for good and they mix by place alone."""
     mlp: str = "sll"
@@ -82,6 +87,7 @@ class Config:
             ("activation", ACTIVATIONS),
             ("norm", NORMS),
             ("pooling", POOLINGS),
+            ("look", LOOKS),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(

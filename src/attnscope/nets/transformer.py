@@ -112,7 +112,7 @@ def _attention(config: Config, generator: torch.Generator) -> ResidualAttention:
         torch.randn(h, d, v, generator=generator) * 0.5 / (h * v) ** 0.5,
         query_bias=torch.zeros(h, k),
         output_bias=torch.zeros(d),
-        position_bias=_position_bias(config) if config.position_bias else None,
+        position_bias=_position_bias(config, generator) if config.position_bias else None,
         scale=k**-0.5,
     )
     causal = config.kind == "language"
@@ -130,12 +130,15 @@ def _attention(config: Config, generator: torch.Generator) -> ResidualAttention:
     return made
 
 
-def _position_bias(config: Config) -> Float[Tensor, "h n n"]:
-    r"""Head h of a classifier starts with $-|r_j - r_i - o_h|^2$, a look at the patch next to it; a
-    language model starts flat.
+def _position_bias(config: Config, generator: torch.Generator) -> Float[Tensor, "h n n"]:
+    r"""Head h of a classifier starts with $-|r_j - r_i - o_h|^2$, a look at the patch next to it,
+    or with small random numbers; a language model starts flat.
     """
     if config.kind == "language":
         return torch.zeros(config.heads, config.tokens, config.tokens)
+    if config.look == "anywhere":
+        shape = (config.heads, config.tokens, config.tokens)
+        return 0.3 * torch.randn(shape, generator=generator)
     rows, columns = config.grid
     place = torch.cartesian_prod(torch.arange(float(rows)), torch.arange(float(columns))).reshape(
         -1, 2

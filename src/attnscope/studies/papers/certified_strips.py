@@ -20,7 +20,7 @@ MIXING = {"dim": 64, "head_dim": 16, "value_dim": 64, "mlp": "sll", "half_width"
 
 @dataclass(frozen=True)
 class StripsConfig(TrainedConfig):
-    steps: int = 800
+    steps: int = 1000
     eps: tuple[float, ...] = (0.1, 0.2)
     aim: float = 0.2
 
@@ -41,7 +41,7 @@ class CertifiedStrips(TrainedFigure):
     def recipe(self, train: Images, cell: TrainedCell) -> Recipe:
         """Each in the shape that suits it: `python -m benchmarks strips` compares over a grid."""
         content = cell.network == "network"
-        parts: dict[str, Any] = COMPARING if content else MIXING
+        parts: dict[str, Any] = COMPARING if content else MIXING | {"half_width": 1.0}
         config = Config.vit((1, 8, 32), len(train.classes), 8, heads=2, content=content, **parts)
         return Recipe(
             config,
@@ -52,7 +52,7 @@ class CertifiedStrips(TrainedFigure):
             batch=64,
             rate=0.01,
             floor=0.3,
-            cap=0.35,
+            cap=0.8,
             value_cap=2.0,
             seed=cell.seed,
         )

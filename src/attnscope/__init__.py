@@ -6,6 +6,6 @@ The public names are listed in `__init__.pyi`. Each is imported when it is first
 
 import lazy_loader
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -25,6 +25,10 @@ REFINED = 4
 """
 
 
+Split = tuple[Tensor, Tensor | None]
+"""Curvatures (c, k, n, m) of the units away from corners, corners (c, k, n) of the tokens."""
+
+
 class MLP(nn.Module, ABC):
     r"""$x_i + \sum_k u_k\,\sigma(\langle w_k, x_i\rangle + b_k)$; `weight` holds the $w_k$ as
     rows.
@@ -102,45 +106,41 @@ class MLP(nn.Module, ABC):
 
         def remainder(gradients: Float[Tensor, "c k n e"]) -> Remainder:
             pulls = gradients.double() @ self.written(weight).mT
-            beta, corners = self._bent(pulls, u, theta, weight, reach)
-            curved = _curvatures(beta, weight)
+            splits = self._splits(pulls, u, theta, weight)
             if each is not None:
-                return Remainder(form=torch.diag_embed(curved * (1 + SLACK)), corners=corners)
-            total = _refined(curved, beta, weight) * eps.square() / 2
-            if corners is not None:
-                total = total + eps * torch.linalg.vector_norm(corners, dim=-1)
-            return Remainder(whole=total * (1 + SLACK))
+                beta, corners = _cheapest(splits, weight, reach)
+                curved = _curvatures(beta, weight) * (1 + SLACK)
+                return Remainder(form=torch.diag_embed(curved), corners=corners)
+            totals = []
+            for beta, corners in splits:
+                total = _refined(_curvatures(beta, weight), beta, weight) * eps.square() / 2
+                if corners is not None:
+                    total = total + eps * torch.linalg.vector_norm(corners, dim=-1)
+                totals.append(total.nan_to_num(nan=torch.inf))
+            return Remainder(whole=torch.stack(totals).amin(0) * (1 + SLACK))
 
         def rest() -> Tensor:
             return self._rest(u, theta, weight, eps)
 
         return OverBall(slope * eps, slope * same(x), remainder, self.theorem, rest=rest)
 
-    def _bent(
+    def _splits(
         self,
         pulls: Float[Tensor, "c k n m"],
         u: Float[Tensor, "k n m"],
         theta: Float[Tensor, "k some m"],
         weight: Float[Tensor, "m d"],
-        reach: Float[Tensor, "k some"],
-    ) -> tuple[Float[Tensor, "c k n m"], Float[Tensor, "c k n"] | None]:
-        """What each unit adds to the form, and each token to the corners. Which units count as near
-        a corner is free: of some choices each token takes the one that costs least at its reach.
+    ) -> list[Split]:
+        """What each unit adds to the form, and each token to the corners: which units count as near
+        a corner is free.
         """
         bent = self.activation.bent(pulls, u, theta)
         if not self.activation.cornered:
-            return bent, None
+            return [(bent, None)]
         pulled = self.activation.weights(pulls) * self.activation.chord(u, theta)
-        made = []
-        for part in PARTS:
-            near = u.abs() < part * theta
-            form, edges = bent.masked_fill(near, 0.0), _corners(pulled * near, weight)
-            cost = edges * reach + _curvatures(form, weight) * reach.square() / 2
-            made.append((cost.nan_to_num(nan=torch.inf), form, edges))
-        cost, forms, corners = (torch.stack(parts) for parts in zip(*made, strict=True))
-        least = cost.argmin(0, keepdim=True)
-        beta = forms.gather(0, least[..., None].expand(1, *bent.shape))[0]
-        return beta, corners.gather(0, least)[0]
+        parts = [part for part in PARTS if part > 0]  # a unit at its corner has no curvature
+        nears = [u.abs() < part * theta for part in parts]
+        return [(bent.masked_fill(near, 0.0), _corners(pulled * near, weight)) for near in nears]
 
     def _rest(
         self,
@@ -249,6 +249,20 @@ def _curvatures(
     frobenius = ((beta @ gram.square()) * beta).sum(-1).clamp(min=TINY).sqrt()
     cheap = torch.minimum((beta @ gram.abs()).amax(-1), frobenius)
     return torch.minimum(cheap, beta.amax(-1) * spectral(weight).square())
+
+
+def _cheapest(
+    splits: list[Split], weight: Float[Tensor, "m d"], reach: Float[Tensor, "k some"]
+) -> Split:
+    """For each token the split that costs least at its reach."""
+    if splits[0][1] is None:
+        return splits[0]
+    forms = torch.stack([form for form, _ in splits])
+    corners = torch.stack([edges for _, edges in splits if edges is not None])
+    cost = corners * reach + _curvatures(forms, weight) * reach.square() / 2
+    least = cost.nan_to_num(nan=torch.inf).argmin(0, keepdim=True)
+    beta = forms.gather(0, least[..., None].expand(1, *forms.shape[1:]))[0]
+    return beta, corners.gather(0, least)[0]
 
 
 def _corners(

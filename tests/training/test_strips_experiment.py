@@ -20,7 +20,7 @@ def digits_in(pixels: torch.Tensor) -> set[bytes]:
     return {row.numpy().tobytes() for row in tokens.unique(dim=0)}
 
 
-def test_network_and_control_are_tuned_over_the_same_grid() -> None:
+def test_every_setting_is_a_recipe_for_network_and_control() -> None:
     for name in strips.GRID:
         network, control = (
             strips.recipe(strips.TASKS[0], name, content, 7) for content in (True, False)
@@ -47,19 +47,20 @@ def test_what_was_measured_is_not_measured_again(
 
     def trained(task: Any, setting: str, content: bool, seed: int, tuning: bool) -> dict[str, Any]:
         calls.append((setting, content, seed))
-        share = 80.0 if content else 40.0 + 5 * (setting == "mixing")
+        share = 80.0 if content else 40.0 + 5 * (setting == "mixing, round corners, longer")
         return {"certified": [share, 100 - share]}
 
     monkeypatch.setattr(strips, "RESULTS", tmp_path / "strips.jsonl")
     monkeypatch.setattr(strips, "trained", trained)
     monkeypatch.setattr(strips, "TASKS", strips.TASKS[:1])
     found = strips.main()
-    assert strips.tuned(strips.TASKS[0], False, 0) == "mixing"
-    assert strips.tuned(strips.TASKS[0], False, 1) == "comparing", "each radius has its own choice"
+    chosen = [strips.tuned(strips.TASKS[0], False, place) for place in (0, 1)]
+    assert chosen == ["mixing, round corners, longer", "mixing, longer"], "one for each radius"
     assert [line["value"] for line in found.values()] == [-35, 40]
     assert [line["at most"] for line in found.values()] == [-15, -5]
     measured = len(calls)
-    assert measured == 2 * len(strips.GRID) + 3 * len(strips.SEEDS)
+    tried = [strips.settings(strips.TASKS[0], content) for content in (True, False)]
+    assert measured == sum(map(len, tried)) + 3 * len(strips.SEEDS)
     assert strips.main() == found
     assert len(calls) == measured
     lines = (tmp_path / "strips.jsonl").read_text().splitlines()

@@ -239,8 +239,8 @@ class ResidualMLP(MLP):
 
 
 def _curvatures(
-    beta: Float[Tensor, "c k n m"], weight: Float[Tensor, "m d"]
-) -> Float[Tensor, "c k n"]:
+    beta: Float[Tensor, "*stack m"], weight: Float[Tensor, "m d"]
+) -> Float[Tensor, "*stack"]:
     r"""At least $\lambda_{\max}(\sum_k \beta_{ik}w_kw_k^T)$ for every token i: the smallest of
     $\max_k \sum_j \beta_{ij}|WW^T|_{jk}$, $(\beta_i^T(WW^T)^{\circ 2}\beta_i)^{1/2}$ and
     $\max_k\beta_{ik}\|W\|^2$.

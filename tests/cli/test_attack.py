@@ -115,6 +115,13 @@ def test_each_attack_alone(options: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("without_pictures")
+def test_a_map_that_nothing_moves_has_no_ratio() -> None:
+    np.save("zero.npy", np.zeros((2, 2)))
+    assert run(*SMALL, "--values", "zero.npy", "--out", "found") == 0
+    assert record("found")["worst"]["ratio"] is None
+
+
+@pytest.mark.usefixtures("without_pictures")
 def test_a_layer_and_a_head_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers

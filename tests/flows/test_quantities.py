@@ -217,6 +217,12 @@ def test_rank_and_anisotropy_of_known_spectra(randn: Randn) -> None:
     )
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_a_floor_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="floor must be a finite number above 0"):
+        spectral_gap_rank(torch.eye(2), floor=None)  # type: ignore[arg-type]
+
+
 @given(
     seed=st.integers(0, 10_000), n=st.integers(2, 60), d=st.integers(1, 4), gap=st.floats(0.05, 1.5)
 )

@@ -39,6 +39,7 @@ def spectral_gap_rank(
     With no gap wider than a factor 10 the rank is full.
     """
     check_tensor("cov", cov, "... d d")
+    check_positive("floor", floor)
     values = _eigenvalues(cov).flip(-1)
     logs = (values / values[..., :1].clamp(min=1e-300)).clamp(min=floor).log10()
     drops = logs[..., :-1] - logs[..., 1:]

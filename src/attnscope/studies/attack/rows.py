@@ -36,7 +36,7 @@ class WorstRow(NamedTuple):
     @property
     def ratio(self) -> float | None:
         """The value over the bound, at most 1."""
-        return None if self.bound is None else self.value / self.bound
+        return self.value / self.bound if self.bound else None  # a bound of 0 is a constant map
 
 
 class SplitRow(NamedTuple):

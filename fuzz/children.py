@@ -29,6 +29,8 @@ GRACE = 40.0
 PATIENCE = 10
 """Wall clock of a case in time limits, for one that waits and computes nothing."""
 LONGEST_SENTENCE = 1200
+NAMING = ("In ", "To look at: ")
+"""How lines begin that name folders."""
 
 
 class Outcome(NamedTuple):
@@ -157,7 +159,8 @@ def _kind(code: int, ended: bool, out: str, err: str, work: Path) -> str:
 
 
 def nan_in(text: str) -> bool:
-    """Whether a number of a table, of CSV or of JSON is NaN."""
+    """Whether a number of a table, of CSV or of JSON is NaN; a folder may have that name."""
+    text = "\n".join(line for line in text.splitlines() if not line.startswith(NAMING))
     return re.search(r"(?<![\w-])-?nan(?![\w-])", text, re.IGNORECASE) is not None
 
 

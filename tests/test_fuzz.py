@@ -76,6 +76,10 @@ def _nan() -> None:
     Path("results.csv").write_text("n,lower\n2,nan\n")
 
 
+def _folder() -> None:
+    print("In NaN: results.csv\nTo look at: NaN/report.html")
+
+
 def _crash() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -97,6 +101,7 @@ def _two_lines() -> None:
         (_traceback, "traceback"),
         (_wrong_code, "wrong exit code"),
         (_nan, "silent NaN"),
+        (_folder, "ok"),
         (_crash, "crash"),
         (_hungry, "traceback"),
         (_two_lines, "long refusal"),

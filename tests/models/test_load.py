@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from architectures import ARCHITECTURES
@@ -96,6 +97,17 @@ def test_a_directory_of_safetensors_is_read(tmp_path: Path) -> None:
     torch.testing.assert_close(model.tokens(source, 2), load(module).tokens(source, 2))
     with pytest.raises(ValueError, match="came without a tokenizer: pass a tensor of token ids"):
         model.encode(TEXT)
+
+
+def test_a_tokenizer_that_breaks_when_it_reads_is_none(tmp_path: Path) -> None:
+    build("gpt2").save_pretrained(tmp_path)
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 1, "?": 2}, unk_token="?"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
+    assert load(str(tmp_path)).encode("a").tolist() == [1]
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": []}))
+    with pytest.raises(ValueError, match="came without a tokenizer"):
+        load(str(tmp_path)).encode("a")
 
 
 def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -71,3 +73,23 @@ def test_an_interrupt_that_python_cannot_raise_comes_again(
         with pytest.raises(KeyboardInterrupt):
             work()
     assert "Traceback" not in capfd.readouterr().err
+
+
+DEAF = """
+import os, signal, time
+from attnscope.studies import stop
+
+stop.PATIENCE, stop.LAST = 0.1, 1.0
+with stop.Stop().listening():
+    os.kill(os.getpid(), signal.SIGTERM)
+    while True:
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            pass
+"""
+
+
+def test_a_step_that_hears_nothing_ends_with_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", DEAF], capture_output=True, timeout=600)
+    assert (done.returncode, done.stderr) == (143, b"")

@@ -124,6 +124,7 @@ def _pretrained(
             ) from error
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(place, **safe)
+            Vocabulary(tokenizer)("a")  # some settings break it only when it reads
         except Exception:  # a model can be measured without one: ids are taken too
             tokenizer = None
     missing = sorted(key for key in info["missing_keys"] if "pooler" not in key)

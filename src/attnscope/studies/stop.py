@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import final
@@ -15,12 +17,15 @@ PATIENCE = 10.0
 """Seconds that the current step gets to end by itself: who sends SIGTERM sends SIGKILL soon after,
 often in half a minute.
 """
+LAST = 25.0
+"""Seconds after which the process ends, whatever it is doing."""
 
 
 @final
 class Stop:
     """The first signal asks to stop, which the work does after its current step; the second, or a
-    step that takes longer than `PATIENCE`, raises KeyboardInterrupt at once.
+    step that takes longer than `PATIENCE`, raises KeyboardInterrupt at once. A step that hears
+    nothing, inside one long product, ends with the process after `LAST`: a store survives that.
 
     Args:
         say: Told one sentence when the first signal comes.
@@ -30,6 +35,7 @@ class Stop:
         self.signal: int | None = None
         """The first signal that came."""
         self._say = say
+        self._end: threading.Timer | None = None
 
     @property
     def asked(self) -> bool:
@@ -52,7 +58,7 @@ class Stop:
         try:
             yield
         finally:
-            _ring_after(0)
+            self._ring_after(0)
             sys.unraisablehook = loud
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -65,17 +71,24 @@ class Stop:
 
     def step_ended(self) -> None:
         """The work has stopped by itself: what is left, its tables, may take its time."""
-        _ring_after(0)
+        self._ring_after(0)
 
     def _heard(self, number: int, frame: object) -> None:
         if self.asked:
             raise KeyboardInterrupt
         self.signal = number
-        _ring_after(PATIENCE)
+        self._ring_after(PATIENCE)
         self._say("stopping after this step; once more stops at once, what is stored is kept")
 
-
-def _ring_after(seconds: float) -> None:
-    """Let SIGALRM come then, and again after as long a time; 0 calls it off."""
-    if TIMED:
-        signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    def _ring_after(self, seconds: float) -> None:
+        """Let SIGALRM come then, and again after as long a time, and the last end after it; 0 calls
+        all of it off.
+        """
+        if TIMED:
+            signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+        if self._end is not None:
+            self._end.cancel()
+        self._end = threading.Timer(LAST, os._exit, [self.exit_code]) if seconds else None
+        if self._end is not None:  # python hears a signal between two products, a thread at once
+            self._end.daemon = True
+            self._end.start()

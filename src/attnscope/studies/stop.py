@@ -18,14 +18,15 @@ PATIENCE = 10.0
 often in half a minute.
 """
 LAST = 25.0
-"""Seconds after which the process ends, whatever it is doing."""
+"""Seconds after the first signal was heard at which the process ends, whatever it is doing."""
 
 
 @final
 class Stop:
     """The first signal asks to stop, which the work does after its current step; the second, or a
-    step that takes longer than `PATIENCE`, raises KeyboardInterrupt at once. A step that hears
-    nothing, inside one long product, ends with the process after `LAST`: a store survives that.
+    step that takes longer than `PATIENCE`, raises KeyboardInterrupt at once. A step that goes on
+    all the same ends with the process after `LAST`: a store survives that. A signal that comes
+    inside one long product is heard when that ends.
 
     Args:
         say: Told one sentence when the first signal comes.

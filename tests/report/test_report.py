@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib
 import json
 import re
 import shutil
@@ -169,6 +170,14 @@ def test_pages_of_computed_runs(study: Any, config: Any, told: str) -> None:
     assert told in page
     assert "cannot be shown" not in page
     assert told in table._repr_html_()
+
+
+def test_views_of_other_studies_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view imports its study, and a figure of a paper scipy's statistics."""
+    asked, read = list[str](), importlib.import_module
+    monkeypatch.setattr(importlib, "import_module", lambda name: asked.append(name) or read(name))
+    find(Invert())
+    assert asked == ["attnscope.report.views.invert"]
 
 
 def test_a_study_without_a_view_has_a_page_with_its_figures() -> None:

@@ -15,7 +15,8 @@ from attnscope.studies import Study, Table
 class View:
     """How the page of a study begins, and what it shows beyond tables and figures.
 
-    A study that has more to show than this plain view has a file in `views/` with a subclass.
+    A study that has more to show than this plain view has a file in `views/` with a subclass; the
+    file is named as that of the study.
     """
 
     kind: ClassVar[type] = Study
@@ -53,7 +54,11 @@ def find(study: Study) -> View:
     'MeasureView'
     """
     made: list[type[View]] = [View]
+    # Every view imports its study: only those whose name a class of this one comes from are read.
+    rooms = {room for base in type(study).__mro__ for room in base.__module__.split(".")}
     for info in pkgutil.iter_modules(views.__path__):
+        if info.name not in rooms:
+            continue
         module = importlib.import_module(f"{views.__name__}.{info.name}")
         found = [one for one in vars(module).values() if inspect.isclass(one)]
         made += [one for one in found if issubclass(one, View)]

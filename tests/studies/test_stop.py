@@ -75,11 +75,13 @@ def test_an_interrupt_that_python_cannot_raise_comes_again(
     assert "Traceback" not in capfd.readouterr().err
 
 
-DEAF = """
-import os, signal, time
+BEGUN = """
+import ctypes, os, signal, sys, threading, time
 from attnscope.studies import stop
 
 stop.PATIENCE, stop.LAST = 0.1, 1.0
+"""
+DEAF = """
 with stop.Stop().listening():
     os.kill(os.getpid(), signal.SIGTERM)
     while True:
@@ -88,8 +90,44 @@ with stop.Stop().listening():
         except KeyboardInterrupt:
             pass
 """
+IN_C = """
+libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(256)
+libc.pthread_mutex_init(mutex, None)
+libc.pthread_mutex_lock(mutex)
+with stop.Stop().listening():
+    threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    libc.pthread_mutex_lock(mutex)  # as a long product does, it returns to Python for no signal
+"""
+CALLED_OFF = """
+work = stop.Stop()
+with work.listening():
+    os.kill(os.getpid(), signal.SIGTERM)
+    work.step_ended()
+    time.sleep(2)
+sys.exit(7)
+"""
+CHILD = """
+with stop.Stop().listening():
+    child = os.fork()
+    if child == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(0)
+    os.waitpid(child, 0)
+    time.sleep(2)
+sys.exit(7)
+"""
 
 
-def test_a_step_that_hears_nothing_ends_with_the_process() -> None:
-    done = subprocess.run([sys.executable, "-c", DEAF], capture_output=True, timeout=600)
-    assert (done.returncode, done.stderr) == (143, b"")
+@pytest.mark.skipif(sys.platform == "win32", reason="signals and mutexes of POSIX")
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        pytest.param(DEAF, 143, id="a step that goes on ends with the process"),
+        pytest.param(IN_C, 143, id="so does one in which Python hears nothing"),
+        pytest.param(CALLED_OFF, 7, id="one that has ended does not"),
+        pytest.param(CHILD, 7, id="a signal to a child ends no parent"),
+    ],
+)
+def test_the_last_end(program: str, code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", BEGUN + program], capture_output=True, timeout=600)
+    assert (done.returncode, done.stderr) == (code, b"")

@@ -210,6 +210,13 @@ def test_a_batch_of_another_kind(tmp_path: Path, batch: object) -> None:
         images(tmp_path)
 
 
+def test_an_empty_name_is_a_wrong_value() -> None:
+    """The command line says errors of values in a sentence; a string is of the right type."""
+    for name in ("", " "):
+        with pytest.raises(ValueError, match="got an empty name"):
+            images(name)
+
+
 def test_labels_beyond_the_classes(tmp_path: Path) -> None:
     (tmp_path / "test_batch").write_bytes(python2_batch(np.zeros((2, 3072), np.uint8), [3, 10]))
     with pytest.raises(ValueError, match=r"labels must lie in 0 to 9, got values from 3 to 10"):

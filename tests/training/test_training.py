@@ -355,3 +355,8 @@ def test_images_that_do_not_fit_and_losses_that_diverge_are_refused() -> None:
 
     with pytest.raises(ValueError, match=r"diverged|finite"):
         go_on()
+
+
+def test_a_rate_whose_steps_overflow_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"rate must be at most 1e\+06"):
+        recipe(rate=1e160)

@@ -44,8 +44,10 @@ def images(source: str | Path, split: str = "test") -> Images:
     of arrays) is split by a rule without randomness: the 5th, 10th, 15th ... image of each class
     are test images, the others are training images.
     """
-    if not isinstance(source, str | Path) or not str(source):
+    if not isinstance(source, str | Path):
         raise TypeError(f"images needs {_accepted()}, got {described(source)}.")
+    if not str(source).strip():
+        raise ValueError(f"images needs {_accepted()}, got an empty name.")
     if split not in SPLITS:
         raise ValueError(f'split must be "train", "test" or "all", got {described(split)}.')
     if source == "digits":

@@ -12,6 +12,9 @@ from attnscope.nets import Config
 from attnscope.training.losses import LOSSES, MARGINS
 from attnscope.validation import check_positive, described
 
+LARGEST_RATE = 1e6
+"""The first steps are a multiple of the rate, and a single-precision number."""
+
 
 @final
 @dataclass(frozen=True)
@@ -63,6 +66,11 @@ class Recipe:
             value = getattr(self, name)
             if value is not None:
                 check_positive(name, value)
+        if self.rate > LARGEST_RATE:
+            raise ValueError(
+                f"rate must be at most {LARGEST_RATE:g}, beyond which a step may overflow, got"
+                f" {self.rate:g}: a usual one is 0.003."
+            )
         for name in ("steps", "batch", "shift", "seed"):
             value = getattr(self, name)
             if value is not None and (

@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("--case", type=int, help="run this one case and show what it said")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--only", help="commands, files, calls, or the name of a command or call")
-    parser.add_argument("--seconds", type=float, default=6.0, help="CPU time limit of a case")
+    parser.add_argument("--seconds", type=float, default=3.0, help="CPU time limit of a case")
     parser.add_argument("--slow", type=float, default=60.0, help="name cases that take longer")
     parser.add_argument(
         "--brief", action="store_true", help="end long cases at the time limit without a question"

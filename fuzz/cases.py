@@ -15,6 +15,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from fuzz.children import GIVEN
+
 GOODS: dict[str, Path] = {}
 """Files that are as they should be, made once by `prepare`."""
 
@@ -119,6 +121,8 @@ def _file(rng: Random) -> Case:
 
     def task() -> None:
         made = workshop.make(kind, Random(inner), GOODS, Path("given"))
+        for file in Path("given").rglob("*"):
+            os.utime(file, (GIVEN, GIVEN), follow_symlinks=False)
         _main([word.replace("HOSTILE-FILE", str(made)) for word in words])
 
     return Case("files", name, title, task)

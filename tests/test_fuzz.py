@@ -76,6 +76,11 @@ def _nan() -> None:
     Path("results.csv").write_text("n,lower\n2,nan\n")
 
 
+def _given() -> None:
+    _nan()
+    os.utime("results.csv", (children.GIVEN, children.GIVEN))
+
+
 def _folder() -> None:
     print("In NaN: results.csv\nTo look at: NaN/report.html")
 
@@ -101,6 +106,7 @@ def _two_lines() -> None:
         (_traceback, "traceback"),
         (_wrong_code, "wrong exit code"),
         (_nan, "silent NaN"),
+        (_given, "ok"),
         (_folder, "ok"),
         (_crash, "crash"),
         (_hungry, "traceback"),

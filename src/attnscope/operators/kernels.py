@@ -127,18 +127,32 @@ class SoftmaxKernel:
         """
         out = q if q.shape == self.o.shape else _token_major(self.o)
         for tile in self._tiles():
-            p = self._coupling(tile)
             _, group, rows, keys = tile
             change = torch.bmm(q[group, rows], self.k[group, :keys].mT)
             change.baddbmm_(self.q[group, rows], k[group, :keys].mT)
             if bias is not None:
                 change += bias[group, None, :keys]
-            change *= p
-            part = torch.bmm(change, self.v[group, :keys])
-            part.baddbmm_(p, v[group, :keys])
-            part.addcmul_(change.sum(-1, keepdim=True), self.o[group, rows], value=-1)
-            out[group, rows] = part
+            out[group, rows] = self._moved(tile, change, v)
         return out
+
+    def jvp_of_scores(
+        self, scores: Float[Tensor, "g m n"], v: Float[Tensor, "g n v"]
+    ) -> Float[Tensor, "g m v"]:
+        """The change of o when scores (which are written over) and values change."""
+        out = _token_major(self.o)
+        for tile in self._tiles():
+            _, group, rows, keys = tile
+            out[group, rows] = self._moved(tile, scores[group, rows, :keys], v)
+        return out
+
+    def _moved(self, tile: Tile, change: Tensor, v: Float[Tensor, "g n v"]) -> Tensor:
+        """$\\dot o$ of a tile from the change of its scores."""
+        p = self._coupling(tile)
+        _, group, rows, keys = tile
+        change *= p
+        part = torch.bmm(change, self.v[group, :keys])
+        part.baddbmm_(p, v[group, :keys])
+        return part.addcmul_(change.sum(-1, keepdim=True), self.o[group, rows], value=-1)
 
     def vjp(self, o: Float[Tensor, "g m v"]) -> Gradients:
         """The adjoint of `jvp`: gradients of <o, output> in queries (over `o` where that has their
@@ -151,20 +165,36 @@ class SoftmaxKernel:
             None if self.slope is None else torch.zeros_like(self.bias),
         )
         for tile in reversed(list(self._tiles())):
-            p = self._coupling(tile)
             _, group, rows, keys = tile
-            # the last rows read every key: they come first, and write where the others add
-            kept = 0 if rows.stop == self.q.shape[1] else 1
-            here = o[group, rows]
-            grads.v[group, :keys].baddbmm_(p.mT, here, beta=kept)
-            change = torch.bmm(here, self.v[group, :keys].mT)
-            change -= (here * self.o[group, rows]).sum(-1, keepdim=True)
-            change *= p
+            change, kept = self._pulled(tile, o[group, rows], grads.v)
             grads.q[group, rows] = torch.bmm(change, self.k[group, :keys])
             grads.k[group, :keys].baddbmm_(change.mT, self.q[group, rows], beta=kept)
             if grads.bias is not None:
                 grads.bias[group, :keys] += change.sum(-2)
         return grads
+
+    def vjp_of_scores(
+        self, o: Float[Tensor, "g m v"]
+    ) -> tuple[Float[Tensor, "g m n"], Float[Tensor, "g n v"]]:
+        """The adjoint of `jvp_of_scores`: gradients in scores and values."""
+        scores, v = o.new_zeros(*o.shape[:2], self.k.shape[1]), _token_major(self.v)
+        for tile in reversed(list(self._tiles())):
+            _, group, rows, keys = tile
+            scores[group, rows, :keys] = self._pulled(tile, o[group, rows], v)[0]
+        return scores, v
+
+    def _pulled(self, tile: Tile, here: Tensor, v: Float[Tensor, "g n v"]) -> tuple[Tensor, int]:
+        """The gradient in the scores of a tile, after its part of that in the values was added;
+        and by what to multiply what other tiles have written: the last rows read every key, so
+        they come first, and write where the others add.
+        """
+        p = self._coupling(tile)
+        _, group, rows, keys = tile
+        kept = 0 if rows.stop == self.q.shape[1] else 1
+        v[group, :keys].baddbmm_(p.mT, here, beta=kept)
+        change = torch.bmm(here, self.v[group, :keys].mT)
+        change -= (here * self.o[group, rows]).sum(-1, keepdim=True)
+        return change.mul_(p), kept
 
     def _tiles(self) -> Iterator[Tile]:
         problems, m, n = *self.q.shape[:2], self.k.shape[1]

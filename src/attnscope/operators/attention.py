@@ -210,7 +210,7 @@ class _Layer:
         return q, k, v, None if slope is None else (slope * k).sum(-1)
 
     def _score_changes(
-        self, u: Float[Tensor, "*stack n d"], met: Float[Tensor, "b 2hn d"]
+        self, u: Float[Tensor, "*stack n d"], met: Float[Tensor, "b r d"]
     ) -> Float[Tensor, "g n n"]:
         n = u.shape[-2]
         both = torch.bmm(u.reshape(len(met), n, -1), met.mT).unflatten(-1, (2, -1, n))
@@ -218,7 +218,7 @@ class _Layer:
         return change.add_(both[:, :, 1].permute(0, 2, 3, 1)).flatten(0, 1)
 
     def _score_gradients(
-        self, scores: Float[Tensor, "g n n"], met: Float[Tensor, "b 2hn d"]
+        self, scores: Float[Tensor, "g n n"], met: Float[Tensor, "b r d"]
     ) -> Float[Tensor, "b n d"]:
         """The adjoint of `_score_changes`."""
         each = scores.unflatten(0, (len(met), -1))
@@ -253,7 +253,7 @@ def _is_short(attention: Attention, mu: Particles, kernel: SoftmaxKernel) -> boo
 
 
 @torch.no_grad()
-def _met(layer: _Layer, mu: Particles) -> Float[Tensor, "b 2hn d"]:
+def _met(layer: _Layer, mu: Particles) -> Float[Tensor, "b r d"]:
     r"""The vectors that tokens meet in scores. With $A_j = sW_Q^Tk_j$ and $B_i = sW_K^Tq_i$
 
     $$ \dot s_{ij} = \langle\dot x_i, A_j\rangle + \langle\dot x_j, B_i\rangle; $$

@@ -106,14 +106,14 @@ def vit(*own: nn.Module, patches: nn.Module | None = None) -> nn.Sequential:
     return nn.Sequential(patches or first, *block, *own, head).double().eval().requires_grad_(False)
 
 
-def images(count: int = 6) -> Tensor:
+def images(count: int = 3) -> Tensor:
     return torch.rand(
         count, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
 
 
 def radii(network: nn.Module, x: Tensor) -> Tensor:
-    found = certify(network, x, 1e-3, bisections=14)
+    found = certify(network, x, 1e-3, bisections=9)
     return torch.tensor([one.radius for one in found], dtype=torch.float64)
 
 
@@ -126,7 +126,7 @@ def in_tokens(network: nn.Module, x: Tensor) -> int:
 
 
 def test_an_own_layer_is_certified_like_a_built_in_of_the_same_map() -> None:
-    x = images(3)
+    x = images()
     own, ours, torchs = vit(OwnTanh()), vit(Tanh()), vit(nn.Tanh())
     assert in_tokens(own, x) == in_tokens(ours, x) == in_tokens(torchs, x) == 4
     radius, expected = radii(own, x), radii(ours, x)
@@ -155,7 +155,7 @@ def test_budgets_of_an_own_layer_prove_more_than_its_radius_alone() -> None:
 
 
 def test_a_budget_after_a_layer_without_one_is_not_used() -> None:
-    x = images(3)
+    x = images()
     network = vit(Blind(mixing()), mixing())
     assert in_tokens(network, x) == 3
     assert broken(network, x, network(x).argmax(1), radii(network, x)) == 0
@@ -171,7 +171,7 @@ def test_an_own_embedding_says_how_it_cuts_its_input() -> None:
 
 
 def test_budgets_need_a_remainder_of_every_layer() -> None:
-    network, x = vit(Sine()), images(3)
+    network, x = vit(Sine()), images()
     assert in_tokens(network, x) == 0
     radius = radii(network, x)
     assert (radius > 0).all()

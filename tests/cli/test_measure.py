@@ -126,6 +126,8 @@ def test_a_whole_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert run(*command) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert run(*command, "--overwrite", "--no-bounds", "--heads", "none") == 0
+    left = {path.name for path in out.iterdir()}
+    assert left.isdisjoint({"bounds.json", "heads-by-layers.png"}), "a part of the replaced run"
 
 
 @pytest.mark.parametrize(
@@ -347,7 +349,7 @@ def test_an_unknown_architecture(
         read, x = model.tokens(ids, row["layer"]), model.tokens(ids, row["layer"], part)
         size = x.numel()
         own = model.function(row["layer"], part, row["head"])
-        dense = torch.autograd.functional.jacobian(own, x).reshape(size, size)
+        dense = torch.func.jacrev(own)(x).detach().reshape(size, size)
         assert row["lower"] == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=5e-6)
         assert row["radius"] == pytest.approx(float(read.norm() / row["n"] ** 0.5), rel=1e-5)
 
@@ -402,27 +404,6 @@ def test_angles_that_depend_on_the_length(
     place_of = ("layer", "n", "sequence", "head")
     (row,) = [row for row in rows if tuple(map(row.get, place_of)) == (1, 5, 0, None)]
     assert row["lower"] == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=2e-5)
-
-
-def test_a_replaced_run_leaves_nothing_of_the_old_one(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    command = (
-        "measure",
-        folder,
-        "--text",
-        folder / "text.txt",
-        "--lengths",
-        "2,5",
-        "--samples",
-        1,
-        "--out",
-        out,
-    )
-    assert run(*command) == 0
-    assert (out / "bounds.json").exists()
-    assert run(*command, "--overwrite", "--no-bounds", "--heads", "none") == 0
-    assert not (out / "bounds.json").exists()
-    assert not (out / "heads-by-layers.png").exists()
 
 
 def test_an_infinite_bound_is_null() -> None:

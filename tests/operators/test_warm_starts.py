@@ -51,7 +51,7 @@ def spectrum(*top: float) -> Tensor:
 @pytest.mark.parametrize("towards", [0.0, 0.3, 1.0])
 def test_the_overlap_with_a_fixed_direction_is_rarely_smaller(towards: float) -> None:
     """At the rate itself where w is orthogonal to the direction: no better constant holds."""
-    size, runs = 30, 20_000
+    size, runs = 30, 8000
     w = blend(size, p0=towards, p1=math.sqrt(1 - towards**2))
     op = diagonal(torch.ones(size, dtype=torch.float64), runs)
     made = draw(op, 0, near=w.expand(runs, -1), run=(5,))

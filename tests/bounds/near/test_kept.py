@@ -30,7 +30,7 @@ def test_kept_answers_are_those_found_anew(variant: str, narrow: bool) -> None:
     span = torch.eye(4, 2, dtype=torch.float64) if narrow else None
     known = Kept.of(x)
     generator = torch.Generator().manual_seed(0)
-    for rows in ([0, 2], [2, 1, 5], [5, 0], [3, 4, 1, 0, 2, 5]):
+    for rows in ([0, 2], [2, 1, 5], [3, 4, 1, 0, 2, 5]):
         index = torch.tensor(rows)
         eps = 0.01 + 0.3 * torch.rand(len(rows), dtype=torch.float64, generator=generator)
         some = known.some(index)

@@ -69,6 +69,8 @@ def t4(attention: Attention, near: Near) -> Float[Tensor, " b"]:
     \sum_hW_i^2)^2)^{1/2}\}$, $\hat G_i = 3\|C\|\min(\omega\hat\zeta, W\hat z) +
     6\|A\|\min(\beta\nu, \sigma\omega) + \sigma\max(3\hat\zeta^2, \hat z^2)$.
     """
+    if not _usual_size(near.eps).any():
+        return torch.full_like(near.eps, torch.inf)
     eps = near.eps[:, None, None]
     forms = [eps**2 * _first(near), eps**4 / 4 * _second(near)]
     weights = [(1 - before) ** 3 - (1 - share) ** 3 for before, share in _pairs()]
@@ -89,9 +91,12 @@ def _usual(forms: Float[Tensor, "b f m m"], eps: Float[Tensor, " b"]) -> Bool[Te
     else T4 says nothing.
     """
     trace = forms[:, 0].diagonal(dim1=-2, dim2=-1).sum(-1)
-    eps_fits = (eps > USUAL[0]) & (eps < USUAL[1])
     fits = (trace > USUAL[0] ** 5) & (trace < USUAL[1] ** 5)
-    return eps_fits & fits & forms.isfinite().flatten(1).all(1)
+    return _usual_size(eps) & fits & forms.isfinite().flatten(1).all(1)
+
+
+def _usual_size(eps: Float[Tensor, " b"]) -> Bool[Tensor, " b"]:
+    return (eps > USUAL[0]) & (eps < USUAL[1])
 
 
 def _pairs() -> list[tuple[float, float]]:

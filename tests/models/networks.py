@@ -4,6 +4,7 @@ zero.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -154,3 +155,11 @@ def inputs(name: str, count: int = 3, n: int = 5) -> Tensor:
     if name == "vit":
         return torch.randn(count, 2, 8, 8, generator=source, dtype=torch.float64)
     return torch.randint(2, 40, (count, n), generator=source)
+
+
+@functools.cache
+def shared(name: str) -> Model:
+    """The model of this kind in float64, for tests that leave it as it is: what it learnt of its
+    layers in one of them serves the others.
+    """
+    return loaded(build(name))

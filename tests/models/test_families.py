@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from networks import KINDS, build, inputs, loaded
+from networks import KINDS, build, inputs, loaded, shared
 from torch import Tensor
 
 from attnscope import Particles
@@ -44,11 +44,11 @@ def seen(model: Model, source: Tensor, path: str, layer: int, end: str) -> Tenso
 
 
 def test_every_family_but_the_generic_one_has_a_tiny_network() -> None:
-    assert {loaded(build(name)).family for name in KINDS} == set(families()) - {"generic"}
+    assert {shared(name).family for name in KINDS} == set(families()) - {"generic"}
 
 
 def test_kinds_are_recognised(name: str) -> None:
-    model = loaded(build(name))
+    model = shared(name)
     assert name.split("-")[0] in type(model).types
     assert (model.layers, model.heads, model.dim) == (
         3,
@@ -73,7 +73,7 @@ def test_rebuilt_attention_is_the_networks_own(name: str, dtype: torch.dtype) ->
 
 
 def test_rebuilt_attention_has_the_jacobian_of_the_networks_own(name: str) -> None:
-    model = loaded(build(name))
+    model = shared(name)
     x = model.tokens(inputs(name)[0], 1)
     attention, mu = model.attention(1), Particles(x)
     ours = torch.func.jacrev(lambda z: attention.dense(z, mu.at(z)))(x)
@@ -84,7 +84,7 @@ def test_rebuilt_attention_has_the_jacobian_of_the_networks_own(name: str) -> No
 
 
 def test_parts_end_where_the_network_says(name: str) -> None:
-    model, source, kind = loaded(build(name)), inputs(name), KINDS[name]
+    model, source, kind = shared(name), inputs(name), KINDS[name]
     for layer in LAYERS:
         ends = {
             "residual": seen(model, source, kind.residual, layer, "in"),
@@ -96,7 +96,7 @@ def test_parts_end_where_the_network_says(name: str) -> None:
 
 
 def test_blocks_lead_from_one_hidden_state_to_the_next(name: str) -> None:
-    model, source = loaded(build(name)), inputs(name)
+    model, source = shared(name), inputs(name)
     with torch.no_grad():
         states = model.module(source, output_hidden_states=True).hidden_states
     for layer in LAYERS:
@@ -120,7 +120,7 @@ def test_a_hook_of_the_user_on_a_layer_is_applied_once(name: str) -> None:
 
 
 def test_every_part_has_forward_and_backward_derivatives_that_agree(name: str, randn: Any) -> None:
-    model, source = loaded(build(name)), inputs(name)
+    model, source = shared(name), inputs(name)
     for part in PARTS:
         x = model.tokens(source, 1, part)
         u, v = randn(*x.shape), randn(*x.shape)
@@ -136,7 +136,7 @@ def test_every_part_has_forward_and_backward_derivatives_that_agree(name: str, r
 def test_fused_attention_gives_the_same_maps(name: str, randn: Any) -> None:
     if name == "mpnet":
         return  # it knows eager attention only
-    eager, fused = loaded(build(name)), loaded(build(name, "sdpa"))
+    eager, fused = shared(name), loaded(build(name, "sdpa"))
     for part in PARTS:
         x = eager.tokens(inputs(name), 1, part)
         step = randn(*x.shape)
@@ -149,7 +149,7 @@ def test_fused_attention_gives_the_same_maps(name: str, randn: Any) -> None:
 
 
 def test_a_token_sees_later_ones_exactly_in_the_networks_that_are_not_causal(name: str) -> None:
-    model, source = loaded(build(name)), inputs(name)
+    model, source = shared(name), inputs(name)
     for part in PARTS:
         x = model.tokens(source, 1, part)
         moved = torch.cat(
@@ -169,13 +169,13 @@ def test_a_token_sees_later_ones_exactly_in_the_networks_that_are_not_causal(nam
 
 
 def test_a_prefix_has_its_own_tokens_in_a_causal_network(name: str) -> None:
-    model, source = loaded(build(name)), inputs(name)
+    model, source = shared(name), inputs(name)
     if model.causal:
         assert (model.tokens(source[:, :3], 2) - model.tokens(source, 2)[:, :3]).abs().max() < 1e-10
 
 
 def test_a_stack_is_a_loop(name: str) -> None:
-    model, source = loaded(build(name)), inputs(name)
+    model, source = shared(name), inputs(name)
     x = model.tokens(source, 1, "block")
     assert x.shape == (3, 5, model.dim)
     assert model.tokens(source[:1], 1, "block").shape == (1, 5, model.dim)
@@ -187,7 +187,7 @@ def test_a_stack_is_a_loop(name: str) -> None:
 
 
 def test_norm_bounds_the_tokens_and_is_nearly_reached(name: str, randn: Any) -> None:
-    model, source = loaded(build(name)), inputs(name)
+    model, source = shared(name), inputs(name)
     for layer in LAYERS:
         radius = model.norm_radius(layer)
         assert radius is not None
@@ -233,7 +233,7 @@ def test_the_radius_of_a_post_norm_model_comes_from_the_norm_before(layer: int) 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_model_is_printed_in_a_line(name: str) -> None:
-    shown = repr(loaded(build(name)))
+    shown = repr(shared(name))
     assert len(shown) < 200
     assert "\n" not in shown
     assert "3 layers" in shown

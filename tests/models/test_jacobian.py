@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from networks import KINDS, build, inputs, loaded
+from networks import KINDS, build, inputs, loaded, shared
 from torch import nn
 
 from attnscope import spectral_norm
@@ -17,7 +17,7 @@ from attnscope.models._jacobian import part_jacobian
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", KINDS)
 def test_the_constant_of_every_part_is_that_of_the_dense_jacobian(name: str, part: Part) -> None:
-    model = loaded(build(name))
+    model = shared(name)
     x = model.tokens(inputs(name, count=2), 1, part)
     op = part_jacobian(model, 1, part, x)
     found, whole = spectral_norm(op, tol=1e-11), op.to_dense()
@@ -39,7 +39,7 @@ def test_the_constant_of_every_part_is_that_of_the_dense_jacobian(name: str, par
 @pytest.mark.parametrize("part", ["norm+attention", "residual"])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_short_tokens_meet_the_epsilon_of_the_norm(name: str, part: Part) -> None:
-    model = loaded(build(name))
+    model = shared(name)
     x = 1e-3 * model.tokens(inputs(name)[0], 1, part)
     dense = torch.func.jacrev(model.function(1, part))(x).detach().reshape(x.numel(), x.numel())
     truth = float(torch.linalg.svdvals(dense)[0])

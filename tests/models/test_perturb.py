@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from networks import KINDS, build, inputs, loaded
+from networks import KINDS, build, inputs, loaded, shared
 from torch import Tensor, nn
 
 from attnscope.models import PARTS, Model, Part
@@ -18,7 +18,7 @@ def dense(model: Model, layer: int, part: Part, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_prediction_holds_for_small_moves_of_every_family(name: str) -> None:
-    model = loaded(build(name))
+    model = shared(name)
     source = inputs(name, count=1, n=4)[0]
     x = model.tokens(source, 1)
     coarse = KINDS[name].float32_inside
@@ -65,7 +65,7 @@ def test_the_prediction_holds_for_small_moves_of_every_family(name: str) -> None
 def test_copies_are_those_of_the_sequence_with_every_token_written_twice(
     name: str, part: Part
 ) -> None:
-    model = loaded(build(name))
+    model = shared(name)
     source = inputs(name, count=1, n=4)[0]
     x = model.tokens(source, 1, part)
     found = model.perturb(1, source, 1e-3, part).duplication

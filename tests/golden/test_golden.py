@@ -68,7 +68,7 @@ def _holds(kind: str, old: float, new: float, largest: float, rounding: float) -
     return new <= old + allowed if kind == "bound" else new >= old - allowed
 
 
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.usefixtures("unchecked", "without_pictures")
 @pytest.mark.parametrize("group", list(cases.GROUPS))
 def test_the_numbers_are_as_good_as_they_were(group: str) -> None:
     found = cases.run(group)

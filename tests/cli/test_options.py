@@ -164,3 +164,17 @@ def test_a_terminal_of_ascii_shows_tables() -> None:
         cwd=Path(__file__).parent,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["--" + 9000 * "a"], ["flow", 9000 * "a"], ["flow", "--" + 9000 * "a"], [9000 * "a"]]
+)
+def test_what_the_parser_cannot_read_is_quoted_in_part(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == 2
+    told = capsys.readouterr().err
+    assert "aaa" in told and "Usage: " in told
+    assert told.count("a") < 1200

@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 
 from attnscope.nets import Config, Transformer, load, save
+from attnscope.nets.files import describe
 
 SMALL: dict[str, Any] = {"dim": 8, "heads": 2, "head_dim": 3, "value_dim": 5, "hidden": 7}
 
@@ -97,3 +98,14 @@ def test_weights_of_another_kind(dtype: torch.dtype, folder: Path) -> None:
 def test_settings_that_float32_cannot_hold(part: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{part} must lie between"):
         Config.vit((1, 8, 8), 10, 4, **SMALL, **{part: value})
+
+
+@pytest.mark.parametrize("notes", [[], None, "trained", 3])
+def test_notes_of_another_kind_are_refused(notes: object, folder: Path) -> None:
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(told | {"notes": notes}))
+    with pytest.raises(ValueError, match="notes of .* must be an object"):
+        describe(folder)
+    del told["notes"]
+    (folder / "config.json").write_text(json.dumps(told))
+    assert describe(folder)["notes"] == {}

@@ -11,11 +11,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from attnscope.cli._lazy import MARKUP, Commands
+from attnscope.cli._lazy import MARKUP, Commands, shortened
 from attnscope.machine import is_out_of_memory, limit_memory
-
-LONGEST = 1000
-"""Characters of a sentence about a mistake; of a longer one the middle is left out."""
 
 app = typer.Typer(
     cls=Commands,
@@ -72,9 +69,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _refuse(sentence: str) -> None:
     """Print what is wrong on one line and leave."""
-    line = " ".join(sentence.split())
-    if len(line) > LONGEST:
-        line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+    line = shortened(" ".join(sentence.split()))
     console = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
     console.print(Text("attnscope: ", "red") + Text(line))
     sys.exit(2)

@@ -5,9 +5,11 @@ loading what they need.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib
 import pkgutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +20,8 @@ from attnscope.cli._options import checked
 
 MARKUP: Literal["markdown"] = "markdown"
 FOLDER = Path(__file__).parent
+LONGEST = 1000
+"""Characters of a sentence about a mistake; of a longer one the middle is left out."""
 
 
 class Commands(TyperGroup):
@@ -28,6 +32,14 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return Later(cmd_name, help=said(cmd_name)) if cmd_name in names() else None
+
+    def make_context(self, *given: Any, **named: Any) -> Any:
+        with _briefly():
+            return super().make_context(*given, **named)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _briefly():
+            return super().invoke(ctx)
 
     @property
     def commands(self) -> dict[str, Any]:
@@ -47,6 +59,24 @@ class Later(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
         return loaded(str(self.name)).make_context(info_name, args, *rest, **extra)
+
+
+def shortened(sentence: str) -> str:
+    """What is wrong, without the middle of what was given."""
+    if len(sentence) <= LONGEST:
+        return sentence
+    return f"{sentence[: LONGEST // 2]} ... {sentence[-LONGEST // 2 :]}"
+
+
+@contextlib.contextmanager
+def _briefly() -> Iterator[None]:
+    """The parser of options quotes what it cannot read, however long that is."""
+    try:
+        yield
+    except Exception as mistake:
+        if isinstance(getattr(mistake, "message", None), str):
+            mistake.message = shortened(mistake.message)  # type: ignore[attr-defined]
+        raise
 
 
 @functools.cache

@@ -143,6 +143,11 @@ def describe(folder: str | Path) -> dict[str, Any]:
         raise ValueError(
             f"{str(path)!r} lacks its config or the sha256 of its weights: copy the file again."
         )
+    if not isinstance(description.setdefault("notes", {}), dict):
+        raise ValueError(
+            f"the notes of {str(path)!r} must be an object, got {described(description['notes'])}:"
+            " copy the file again."
+        )
     return description
 
 

@@ -230,7 +230,7 @@ def _notes(checkpoint: str, workbench: Workbench) -> dict[str, Any]:
     """What was noted when the network was saved."""
     notes: dict[str, Any] = workbench.once(
         ("notes", checkpoint),
-        lambda: {} if is_foreign(checkpoint) else describe(checkpoint).get("notes", {}),
+        lambda: {} if is_foreign(checkpoint) else describe(checkpoint)["notes"],
     )
     return notes
 

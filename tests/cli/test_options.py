@@ -176,5 +176,6 @@ def test_what_the_parser_cannot_read_is_quoted_in_part(
         main(words)
     assert left.value.code == 2
     told = capsys.readouterr().err
-    assert "aaa" in told and "Usage: " in told
+    assert "aaa" in told
+    assert "Usage: " in told
     assert told.count("a") < 1200

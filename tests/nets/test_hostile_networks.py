@@ -104,7 +104,7 @@ def test_settings_that_float32_cannot_hold(part: str, value: float) -> None:
 def test_notes_of_another_kind_are_refused(notes: object, folder: Path) -> None:
     told = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(told | {"notes": notes}))
-    with pytest.raises(ValueError, match="notes of .* must be an object"):
+    with pytest.raises(ValueError, match=r"notes of .* must be an object"):
         describe(folder)
     del told["notes"]
     (folder / "config.json").write_text(json.dumps(told))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnscope import Particles, jacobian, load, spectral_norm
+from attnscope.attention import Attention
 from attnscope.data.texts import windows
 from attnscope.models import Model
 from attnscope.studies.measure.ladder import Memory, ladders
@@ -18,6 +19,10 @@ from benchmarks.smoothness import TOLERANCE, Case, pinned_text
 from benchmarks.timing import seconds
 
 LENGTHS = range(2, 100, 2)
+BRACKETED, POWERED = LENGTHS[::4], LENGTHS[::8]
+"""Lengths at which brackets and the power method are timed, scaled to all."""
+SEQUENCES, SAMPLED = 10, 3
+"""Of every length, and those of them on which the power method is timed."""
 BARS = {"gpt2-random": (22.0, 30.0), "bert-random": (42.0, 55.0)}
 
 
@@ -27,8 +32,7 @@ def main() -> dict[str, Any]:
     warnings.simplefilter("ignore")
     found: dict[str, Any] = {}
     for name, (must, stretch) in BARS.items():
-        model = load(name)
-        ours, bracketed, theirs, pairs = _ours(model, 6), _bracketed(model, 6), *_power(model, 6)
+        ours, bracketed, theirs, pairs = _side_by_side(load(name), 6)
         found[f"the papers' figure to 1e-6 vs P2, {name} layer 6"] = {
             "ratio": theirs / ours,
             "must": must,
@@ -39,47 +43,47 @@ def main() -> dict[str, Any]:
     return found
 
 
-def _ours(model: Model, layer: int) -> float:
-    ids, attention, total = model.encode(pinned_text()), model.attention(layer), 0.0
+def _side_by_side(model: Model, layer: int) -> tuple[float, float, float, list[int]]:
+    """CPU time of estimates, brackets and the power method, length by length, so that a machine
+    that is slow for a while is slow for all of them; and the pairs of the last.
+    """
+    ids, attention = model.encode(pinned_text()), model.attention(layer)
+    ours, bracketed, theirs, pairs = 0.0, 0.0, 0.0, list[int]()
     for rungs in ladders(LENGTHS, dict.fromkeys(LENGTHS, ()), climb=True):
         memory = Memory(0)
         for n in rungs:
-            x = model.tokens(windows(ids, n, 10), layer)
-            begun = time.process_time()
-            near = memory.near((layer, ()), n)
-            result = spectral_norm(jacobian(attention, Particles(x)), tol=TOLERANCE, near=near)
-            memory.keep((layer, ()), n, result)
-            total += time.process_time() - begun
-    return total
+            x = model.tokens(windows(ids, n, SEQUENCES), layer)
+            ours += _timed(lambda n=n, x=x, memory=memory: _estimated(attention, x, memory, n))
+            if n in BRACKETED:
+                bracketed += _timed(lambda x=x: _bracketed(attention, x))
+            if n in POWERED:
+                for number in range(SAMPLED):
+                    theirs += _power(attention, x[number], number, pairs)
+    bracketed *= len(LENGTHS) / len(BRACKETED)
+    theirs *= len(LENGTHS) * SEQUENCES / (len(POWERED) * SAMPLED)
+    return ours, bracketed, theirs, pairs
 
 
-def _bracketed(model: Model, layer: int, every: int = 4) -> float:
-    """Every fourth length, scaled to all."""
-    ids, attention, total = model.encode(pinned_text()), model.attention(layer), 0.0
-    timed = LENGTHS[::every]
-    for n in timed:
-        x = model.tokens(windows(ids, n, 10), layer)
-        total += seconds(
-            lambda x=x: spectral_norm(
-                jacobian(attention, Particles(x)), tol=1e-3, failure_probability=1e-6
-            ),
-            repeats=1,
-        )[0]
-    return total * len(LENGTHS) / len(timed)
+def _timed(action: Callable[[], object]) -> float:
+    return seconds(action, repeats=1)[0]
 
 
-def _power(model: Model, layer: int, sampled: int = 3) -> tuple[float, list[int]]:
-    """Three sequences of every eighth length, scaled to all; stopped by the truth."""
-    ids, attention, total = model.encode(pinned_text()), model.attention(layer), 0.0
-    timed, function, pairs = LENGTHS[::8], eager(attention), list[int]()
-    for n in timed:
-        for sequence, x in enumerate(model.tokens(windows(ids, n, sampled), layer)):
-            truth = Case("", attention, x, normed=False).truth()
+def _estimated(attention: Attention, x: Tensor, memory: Memory, n: int) -> None:
+    near = memory.near((0, ()), n)
+    result = spectral_norm(jacobian(attention, Particles(x)), tol=TOLERANCE, near=near)
+    memory.keep((0, ()), n, result)
 
-            def run(x: Tensor = x, truth: float = truth, seed: int = sequence) -> None:
-                shape = tuple(x.shape)
-                made = power_method(p2(function, x), shape, x.dtype, truth, TOLERANCE, seed)
-                pairs.append(made[1])
 
-            total += seconds(run, repeats=1)[0]
-    return total / (sampled * len(timed)) * 10 * len(LENGTHS), pairs
+def _bracketed(attention: Attention, x: Tensor) -> None:
+    spectral_norm(jacobian(attention, Particles(x)), tol=1e-3, failure_probability=1e-6)
+
+
+def _power(attention: Attention, x: Tensor, seed: int, pairs: list[int]) -> float:
+    """One sequence; stopped by the truth, which is not timed."""
+    truth = Case("", attention, x, normed=False).truth()
+    products, shape = p2(eager(attention), x), tuple(x.shape)
+
+    def run() -> None:
+        pairs.append(power_method(products, shape, x.dtype, truth, TOLERANCE, seed)[1])
+
+    return _timed(run)

@@ -104,6 +104,11 @@ def test_a_tokenizer_that_breaks_when_it_reads_is_none(tmp_path: Path) -> None:
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 1, "?": 2}, unk_token="?"))
     transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
     assert load(str(tmp_path)).encode("a").tolist() == [1]
+    read = json.loads((tmp_path / "tokenizer.json").read_text())
+    read["model"]["unk_token"] = "not there"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(read))
+    with pytest.raises(ValueError, match=r"cannot read the text .*give ids instead"):
+        load(str(tmp_path)).encode("b")
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": []}))
     with pytest.raises(ValueError, match="came without a tokenizer"):

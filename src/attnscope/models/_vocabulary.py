@@ -18,17 +18,25 @@ class Vocabulary:
         self._tokenizer = tokenizer
 
     def __call__(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, verbose=False)
-        return ids
+        return self._encoded(text, special=False)
 
     def frame(self) -> tuple[list[int], list[int]]:
         """The special tokens that the tokenizer puts before and after a text."""
-        whole: list[int] = self._tokenizer.encode("a", add_special_tokens=True, verbose=False)
-        plain = self("a")
+        whole, plain = self._encoded("a", special=True), self("a")
         for start in range(len(whole) - len(plain) + 1):
             if whole[start : start + len(plain)] == plain:
                 return whole[:start], whole[start + len(plain) :]
         raise ValueError("the tokenizer changes a text when it adds special tokens to it.")
+
+    def _encoded(self, text: str, special: bool) -> list[int]:
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special, verbose=False)
+        except Exception as error:  # compiled tokenizers raise Exception itself
+            raise ValueError(
+                f"the tokenizer of this model cannot read the text ({error}): its files are damaged"
+                " or lack a token for what is unknown; copy them again, or give ids instead."
+            ) from error
+        return ids
 
     def piece(self, number: int) -> str:
         """The text of one token, blanks and word boundaries as the tokenizer writes them."""

@@ -30,7 +30,7 @@ ISOLATED = 0.1
 """The residual, in parts of the gap to the next Ritz value, below which a value stands alone."""
 CLEAR, UNLUCKY = 0.15, 0.1
 """The part of that gap within which a larger value may hide, but for so many of all starts."""
-WARM_CLEAR, WARM_UNLUCKY = 0.5, 0.5
+WARM_CLEAR, WARM_UNLUCKY = 1.0, 0.5
 """The same for a warm start, which holds the leading vectors of a nearby problem: what was among
 them and is now the largest cannot hide, so that only what comes from nowhere is left to the noise.
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from jaxtyping import Float
 from torch import Tensor
@@ -24,15 +25,17 @@ Place = tuple[int, tuple[int, ...]]
 def ladders(
     lengths: Sequence[int], heads: Mapping[int, tuple[int, ...]], climb: bool
 ) -> Iterator[tuple[int, ...]]:
-    """The lengths of each cell: at most eight with the same heads if they `climb`, else one."""
-    held: list[int] = []
-    for n in lengths:
-        if held and (not climb or len(held) == MOST_RUNGS or heads[n] != heads[held[-1]]):
-            yield tuple(held)
-            held = []
-        held.append(n)
-    if held:
-        yield tuple(held)
+    """The lengths of each cell: at most eight with the same heads if they `climb`, else one.
+
+    A ladder begins cold, which costs least where sequences are short: the rest that fills no ladder
+    comes first.
+    """
+    for _, alike in groupby(lengths, heads.__getitem__):
+        held, most = tuple(alike), MOST_RUNGS if climb else 1
+        rest = len(held) % most
+        if rest:
+            yield held[:rest]
+        yield from (held[start : start + most] for start in range(rest, len(held), most))
 
 
 @dataclass

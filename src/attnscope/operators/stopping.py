@@ -22,6 +22,9 @@ LEAST_PAIRS = 3
 """No search that goes on is believed before."""
 RESIDUAL_PESSIMISM = 30
 """By how much the residual's estimate may exceed a sharper one that is believed."""
+PESSIMISM = 1.5
+"""Times what is still to come by its estimate, which may be too small by a factor of two and more.
+"""
 FIRM = 1e-6
 """An error estimate is believed from here on: before, values closer than the residual look like
 one, and their mean like the largest.
@@ -102,15 +105,15 @@ class Stopping:
 
 
 def _close(process: Process, ritz: Ritz, tol: float) -> Bool[np.ndarray, " b"]:
-    """Where the error is estimated below `tol`: by the residual, or, once that is not far, by half
-    of it for what is still to come.
+    """Where the error is estimated below `tol`: by the residual, or, once that is not far, by what
+    is still to come.
     """
     close = ritz.errors[:, 0] <= tol
     open_ = np.flatnonzero(
         ~close & ~process.finished & (ritz.errors[:, 0] <= RESIDUAL_PESSIMISM * tol)
     )
     if len(open_):
-        close[open_] = 2 * still_to_come(process.rows(open_)) <= tol
+        close[open_] = PESSIMISM * still_to_come(process.rows(open_)) <= tol
     return close
 
 

@@ -77,6 +77,27 @@ def test_train_leaves_a_network_its_control_and_a_log(
     ]
 
 
+def test_strips_of_ones_own_pictures_are_trained_on_and_certified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = np.random.default_rng(0).random((40, 16, 16))
+    np.savez("pictures.npz", images=made.astype(np.float32), labels=np.arange(40) % 2)
+    assert run("--data", "strips-class:pictures.npz", *SMALL, "--steps", "2") == 0
+    out = Path("train-strips-class-pictures-softmax")
+    network, notes = nets.load(out), nets.describe(out)["notes"]
+    assert network.config.image == (1, 16, 64)
+    assert network.config.tokens == 4
+    assert notes["data"] == "strips-class:pictures.npz"
+    assert notes["shift"] == 0, "a moved strip would mix its pictures"
+    asked = ["--images", "2", "--eps", "0.1", "--steps", "2", "--out", "proofs"]
+    with pytest.raises(SystemExit, match="0"):
+        main(["certify", str(out), *asked])
+    assert json.loads(Path("proofs/summary.json").read_text())["network"]["images"] == 2
+    assert run("--data", "pictures.npz", *SMALL, "--steps", "1", "--out", "moved") == 0
+    assert nets.describe(Path("moved"))["notes"]["shift"] == 1
+
+
 def test_names_with_markup_are_names(
     stripes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,11 +5,14 @@ twin, and splits share no picture.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from attnscope.data import Images, images
+from attnscope.data import strips as module
 from attnscope.data.strips import odd_ones, strips
 
 
@@ -73,6 +76,67 @@ def test_strips_of_digits_are_split_by_the_original_picture() -> None:
         assert test.pixels.shape == (1000, 1, 8, 8 * length)
         tokens = torch.cat(test.pixels.split(8, dim=-1)).flatten(1)
         assert torch.cdist(tokens, digits.pixels.flatten(1)).amin(1).max() == 0
+
+
+@pytest.fixture
+def squares(tmp_path: Path) -> str:
+    """60 coloured pictures of three classes; red is the number of the picture, green its class."""
+    made = np.zeros((60, 2, 3, 3), dtype=np.uint8)
+    made[..., 0] = np.arange(60)[:, None, None]
+    made[..., 1] = made[..., 0] % 3
+    np.savez(tmp_path / "squares.npz", images=made, labels=np.arange(60) % 3)
+    return str(tmp_path / "squares.npz")
+
+
+def test_strips_of_any_set_of_pictures(squares: str) -> None:
+    kept = {
+        split: set((images(squares, split).pixels[:, 0, 0, 0] * 255).round().int().tolist())
+        for split in ("train", "test")
+    }
+    for split, count in (("train", 8000), ("test", 1000)):
+        made = images(f"strips-class:{squares}", split)
+        assert made.pixels.shape == (count, 3, 2, 12)
+        assert made.name == "strips-class:squares"
+        red, green = (made.pixels[:, :2, 0, ::3] * 255).round().int().unbind(1)
+        assert set(red.flatten().tolist()) <= kept[split]
+        assert torch.equal((green[:, 1:] == green[:, :1]).int().argmax(1), made.labels)
+        assert not (red[:, 1:] == red[:, :1]).any()
+    red = (images(f"strips:{squares}").pixels[:, 0, 0, ::3] * 255).round().int()
+    assert torch.equal(
+        (red[:, 1:] == red[:, :1]).int().argmax(1), images(f"strips:{squares}").labels
+    )
+    assert images(f"strips-odd:{squares}").pixels.shape == (1000, 3, 2, 15)
+
+
+def test_strips_of_digits_are_the_strips_without_a_colon() -> None:
+    plain, named = images("strips-class", "test"), images("strips-class:digits", "test")
+    assert torch.equal(plain.pixels, named.pixels)
+    assert torch.equal(plain.labels, named.labels)
+
+
+@pytest.mark.parametrize("source", ["strips:", "strips-odd: ", "strips:strips", "strips:strips:a"])
+def test_strips_of_nothing_and_of_strips_are_refused(source: str) -> None:
+    with pytest.raises(ValueError, match=r"comes a set of pictures, such as strips(-odd)?:svhn"):
+        images(source)
+
+
+def test_strips_of_what_is_not_there_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"no data set 'nowhere\.npz'"):
+        images("strips:nowhere.npz")
+
+
+def test_strips_of_a_large_set_are_drawn_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    makers = [lambda: strips(pictures(), 50), lambda: strips(pictures(), 50, "class")]
+    makers.append(lambda: odd_ones(pictures(), 50))
+    whole = [make() for make in makers]
+    monkeypatch.setattr(module, "AT_ONCE", 70)
+    for make, one in zip(makers, whole, strict=True):
+        assert torch.equal(make().pixels, one.pixels)
+    monkeypatch.setattr(module, "MOST", 50 * 4 * 9)
+    assert len(strips(pictures(), 50)) == 50
+    for make in (lambda: strips(pictures(), 51), makers[-1]):
+        with pytest.raises(ValueError, match="use smaller pictures"):
+            make()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from attnscope.cli._run import OUT, OVERWRITE, execute, folder_of
-from attnscope.data.pictures import NAMES, SPLITS
+from attnscope.data.pictures import SOURCES, SPLITS
 from attnscope.studies.certify import Certify, CertifyConfig
 from attnscope.studies.certify.smoothing import METHODS
 from attnscope.studies.certify.study import NoData
@@ -30,10 +30,7 @@ def command(
     ),
     data: str | None = typer.Option(
         None,
-        help=(
-            f"{', '.join(NAMES)}, a folder of class-named pictures or a .npz file (default: what"
-            " the network was trained on)."
-        ),
+        help=f"{SOURCES} (default: what the network was trained on).",
     ),
     split: str = typer.Option("test", help="Which images: train, test or all."),
     images: int = typer.Option(100, min=1, help="How many images, from the first on."),

@@ -25,7 +25,7 @@ from rich.table import Table
 from attnscope.attention import variants
 from attnscope.cli._options import fraction
 from attnscope.cli._run import say
-from attnscope.data.pictures import NAMES, Images
+from attnscope.data.pictures import SOURCES, STRIPED, Images
 from attnscope.nets import Config
 from attnscope.studies import Stop
 from attnscope.training import LOSSES, Look, Progress, Recipe, fit
@@ -36,9 +36,7 @@ FLIPPED = ("cifar10",)
 
 
 def command(
-    data: str = typer.Option(
-        "digits", help=f"{', '.join(NAMES)}, a folder of class-named pictures or a .npz file."
-    ),
+    data: str = typer.Option("digits", help=f"{SOURCES}."),
     attention: str = typer.Option(
         "softmax",
         help=(
@@ -120,7 +118,10 @@ def command(
     shift: int | None = typer.Option(
         None,
         min=0,
-        help="Move images by up to so many pixels at random (default: a sixteenth of a side).",
+        help=(
+            "Move images by up to so many pixels at random (default: a sixteenth of a side, 0 for"
+            " strips)."
+        ),
     ),
     watched: int = typer.Option(
         50,
@@ -151,7 +152,7 @@ def command(
     options = dict(locals())
     console = Console()
     torch.set_num_threads(threads)
-    folder = Path(out or f"train-{Path(data).stem}-{attention}")
+    folder = Path(out or f"train-{_name(data)}-{attention}")
     _check_folder(folder, resume, overwrite)
     with console.status(f"Loading {escape(data)} ..."):
         train, held_out = _data(data, watched)
@@ -184,6 +185,18 @@ def command(
         if (place / STATE).exists():
             console.print("Stopped early: take it up again with the same options and --resume.")
             raise typer.Exit(stop.exit_code or 130)
+
+
+def _name(data: str) -> str:
+    """Of a set, as part of the name of a folder: strips:PATH.npz is strips-PATH."""
+    kind, _, of = data.partition(":")
+    return f"{kind}-{Path(of).stem}" if kind in STRIPED and of else Path(data).stem
+
+
+def _shift(options: dict[str, Any], side: int) -> int:
+    """Moving a strip would bring a part of a picture into the place of the next one."""
+    usual = 0 if options["data"].partition(":")[0] in STRIPED else side // 16
+    return usual if options["shift"] is None else int(options["shift"])
 
 
 def _check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
@@ -252,7 +265,7 @@ def _recipe(options: dict[str, Any], train: Images) -> Recipe:
         cap=options["cap"],
         value_cap=options["value_cap"],
         flip=options["data"] in FLIPPED if options["flip"] is None else options["flip"],
-        shift=min(height, width) // 16 if options["shift"] is None else options["shift"],
+        shift=_shift(options, min(height, width)),
         seed=options["seed"],
     )
 
@@ -309,11 +322,8 @@ def _described(progress: Progress) -> str:
             f"clean {_percent(progress.looked.clean)}, certified"
             f" {_percent(progress.looked.certified)}"
         )
-    return (
-        ""
-        if progress.seen is None
-        else f"loss {progress.seen.loss:.3f}, clean {_percent(progress.seen.clean)} of the batch"
-    )
+    seen = progress.seen
+    return f"loss {seen.loss:.3f}, clean {_percent(seen.clean)} of the batch" if seen else ""
 
 
 def _percent(share: float | None) -> str:

@@ -17,10 +17,15 @@ from attnscope.data._set import SPLITS, Images, from_arrays, part
 from attnscope.data.strips import STRIPS, odd_ones, strips
 from attnscope.validation import described
 
-__all__ = ["NAMES", "SPLITS", "Images", "images", "local_images"]
+__all__ = ["NAMES", "SOURCES", "SPLITS", "Images", "images", "local_images"]
 
 STRIPED = ("strips", "strips-class", "strips-odd")
 NAMES = ("digits", *STRIPED, "cifar10", "svhn")
+SOURCES = (
+    f"{', '.join(NAMES)}, a folder of class-named pictures, a .npz file, or strips of one of these"
+    " (strips:svhn)"
+)
+"""What --data takes, in the help of commands."""
 
 
 def images(source: str | Path, split: str = "test") -> Images:
@@ -31,6 +36,9 @@ def images(source: str | Path, split: str = "test") -> Images:
       last three is the very same picture as the first, or another picture of its class. 8000 strips
       of training digits, 1000 of test digits.
     - "strips-odd": five digits side by side, 1 x 8 x 40, two pictures twice and one once: which?
+    - "strips:SET", "strips-class:SET", "strips-odd:SET": the same of the pictures of another set,
+      by name or path: as many strips, training strips of its training pictures, test strips of its
+      test pictures.
     - "cifar10", "svhn": downloaded once, checked by their hash, kept in a cache. Or a path: the
       official archive `cifar-10-python.tar.gz`, the folder it unpacks to, or a folder that holds
       either; a folder with `train_32x32.mat` and `test_32x32.mat`.
@@ -52,8 +60,8 @@ def images(source: str | Path, split: str = "test") -> Images:
         raise ValueError(f'split must be "train", "test" or "all", got {described(split)}.')
     if source == "digits":
         return _digits(split)
-    if source in STRIPED:
-        return _strips(source, split)
+    if isinstance(source, str) and (kind := source.partition(":")[0]) in STRIPED:
+        return _strips(kind, source[len(kind) :], split)
     if source == "cifar10":
         return _cifar.read(_cifar.fetched(), split)
     if source == "svhn":
@@ -93,7 +101,8 @@ def _from_files(path: Path, split: str) -> Images:
 def _accepted() -> str:
     return (
         f"{', '.join(NAMES)}, a folder of class-named pictures, a .npz file,"
-        " cifar-10-python.tar.gz or a folder with train_32x32.mat and test_32x32.mat"
+        " cifar-10-python.tar.gz, a folder with train_32x32.mat and test_32x32.mat, or strips of"
+        " one of these, as in strips:svhn"
     )
 
 
@@ -108,16 +117,25 @@ def _digits(split: str) -> Images:
     return from_arrays(pixels, whole.target[chosen], [str(digit) for digit in range(10)], "digits")
 
 
-def _strips(source: str | Path, split: str) -> Images:
-    """Test strips are made of test digits, with another seed; "all" is both, the training strips
-    first.
+def _strips(kind: str, of: str, split: str) -> Images:
+    """Strips of digits, or of the set that is named behind a colon. Test strips are made of its
+    test pictures, with another seed; "all" is both, the training strips first.
     """
-    made = [
-        odd_ones(_digits(one), count, seed)
-        if source == "strips-odd"
-        else strips(_digits(one), count, "class" if source == "strips-class" else "picture", seed)
-        for seed, (one, count) in enumerate(STRIPS.items())
-        if split in (one, "all")
-    ]
+    source = of.removeprefix(":").strip() if of else "digits"
+    if not source or source.partition(":")[0] in STRIPED:
+        raise ValueError(
+            f"strips are made of pictures: after {kind + ':'!r} comes a set of pictures, such as"
+            f" {kind}:svhn or {kind}:PATH.npz, got {kind + of!r}."
+        )
+    made = []
+    for seed, (one, count) in enumerate(STRIPS.items()):
+        if split in (one, "all"):
+            pictures = images(source, one)
+            made.append(
+                odd_ones(pictures, count, seed)
+                if kind == "strips-odd"
+                else strips(pictures, count, "class" if kind == "strips-class" else "picture", seed)
+            )
     pixels, labels = (torch.cat([getattr(one, of) for one in made]) for of in ("pixels", "labels"))
-    return Images(pixels, labels, made[0].classes, str(source))
+    name = f"{kind}:{pictures.name}" if of else kind
+    return Images(pixels, labels, made[0].classes, name)

@@ -11,7 +11,7 @@ digits and certified at this radius on strips of test digits, which guided no ch
 Every training is one line of benchmarks/strips.jsonl with its date and versions, so that
 `python -m benchmarks strips` goes on where it was stopped; remove the file to begin again. No
 training is begun after `ATTNSCOPE_SECONDS` of CPU time; tasks that are not complete then are left
-out.
+out. The strips of SVHN need its crops, which are not shipped: `ATTNSCOPE_SVHN` names their folder.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import datetime
 import functools
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,7 @@ import torch
 
 import attnscope
 from attnscope.certification import certify
-from attnscope.data import Images, images
+from attnscope.data import Images, images, local_images
 from attnscope.data._set import part
 from attnscope.data.strips import STRIPS, odd_ones, strips
 from attnscope.files import write_atomically
@@ -45,22 +46,41 @@ BARS = {0.1: 15.0, 0.2: 5.0}
 VALIDATION, TEST = 100, 300
 """Strips that are certified to choose, and in the end."""
 TUNING_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
+SIZES = {"digits": (1, 8), "svhn": (3, 32)}
+"""Channels and side of a picture, which is one token."""
+SVHN = "ATTNSCOPE_SVHN"
+"""The variable of the environment that names a folder with SVHN."""
 
 
 class Task(NamedTuple):
-    """What is the same, and how deep the networks are."""
+    """What is the same, how deep the networks are, and what strips are made of."""
 
     same: str
     depth: int
+    pictures: str = "digits"
 
     def __str__(self) -> str:
         what = "the odd one" if self.same == "odd" else f"same {self.same}"
-        return f"{what}, depth {self.depth}"
+        of = "" if self.pictures == "digits" else f" of {self.pictures.upper()}"
+        return f"{what}{of}, depth {self.depth}"
 
 
-TASKS = (Task("picture", 1), Task("odd", 1), Task("class", 1), Task("picture", 2))
+TASKS = (
+    Task("picture", 1),
+    Task("odd", 1),
+    Task("class", 1),
+    Task("picture", 2),
+    Task("picture", 1, "svhn"),
+    Task("class", 1, "svhn"),
+)
 BARRED = TASKS[:2]
 
+LATE = {"loss": "certified", "delay": 0.6, "ramp": 0.3}
+"""The loss with all remainders in it, once the task is learned: from the start a control finds
+nothing.
+"""
+SEEN = {"learned_embedding": True}
+"""Else a random isometry takes 3072 numbers of a large picture to some tens."""
 GRID: dict[str, dict[str, Any]] = {
     "comparing": COMPARING,
     "comparing, sharper": COMPARING | {"cap": 0.6},
@@ -75,24 +95,102 @@ GRID: dict[str, dict[str, Any]] = {
     | {"half_width": 1.0, "heads": 4, "steps": 1000},
     "mixing, round corners, wide, longer": MIXING
     | {"half_width": 1.0, "heads": 4, "dim": 160, "hidden": 256, "steps": 1000},
+    "mixing, round corners, writing less, longer": MIXING
+    | {"half_width": 1.0, "value_cap": 0.7, "steps": 1000},
+    "mixing, round corners, whole loss, late, longer": MIXING
+    | {"half_width": 1.0, "steps": 1000, "rate": 0.005}
+    | LATE,
+    "comparing, sharpest, whole loss": COMPARING | {"cap": 0.8, "loss": "certified"},
+    "comparing, cap 1.2, whole loss": COMPARING | {"cap": 1.2, "loss": "certified"},
+    "comparing, sharpest, learned embedding, longer": COMPARING
+    | {"cap": 0.8, "steps": 1000}
+    | SEEN,
+    "comparing, cap 1.2, learned embedding, longer": COMPARING | {"cap": 1.2, "steps": 1000} | SEEN,
+    "mixing, round corners, learned embedding, longer": MIXING
+    | {"half_width": 1.0, "steps": 1000}
+    | SEEN,
+    "mixing, rounder corners, learned embedding, longer": MIXING
+    | {"half_width": 2.0, "steps": 1000}
+    | SEEN,
 }
 """Settings by name, parts of the config and of the recipe. Heads that compare whole pictures and
 write where they stand suit the network; with A = 0 this shape is a linear map. The control mixes
 pictures, and an MLP sees their differences and squares them: the parabola of a round corner has no
-remainder beyond the second order.
+remainder beyond the second order. The "whole loss" takes all remainders from the margin, not the
+slope alone, which says nothing of the remainder of a second layer.
 """
+FIRST = {
+    True: [
+        "comparing",
+        "comparing, sharper",
+        "comparing, sharper, longer",
+        "comparing, sharpest, longer",
+    ],
+    False: [
+        "mixing, longer",
+        "mixing, round corners, longer",
+        "mixing, rounder corners, longer",
+        "mixing, round corners, four heads, longer",
+    ],
+}
+ROOM = {
+    True: [
+        "comparing, sharper, longer",
+        "comparing, sharpest, longer",
+        "comparing, cap 1.2, longer",
+        "comparing, cap 1.6, longer",
+    ],
+    False: [*FIRST[False][1:], "mixing, round corners, wide, longer"],
+}
+"""Among five pictures heads must be sharper, and a control needs room for all pairs."""
+MORE = {
+    True: [
+        *FIRST[True],
+        "comparing, cap 1.2, longer",
+        "comparing, sharpest, whole loss",
+        "comparing, cap 1.2, whole loss",
+    ],
+    False: [
+        *FIRST[False],
+        "mixing, round corners, wide, longer",
+        "mixing, round corners, writing less, longer",
+        "mixing, round corners, whole loss, late, longer",
+    ],
+}
+"""Where the first four of either side leave much to be found: classes, and two layers."""
+
+LARGE = {
+    True: [
+        "comparing, sharpest, longer",
+        "comparing, cap 1.2, longer",
+        "comparing, sharpest, learned embedding, longer",
+        "comparing, cap 1.2, learned embedding, longer",
+    ],
+    False: [
+        "mixing, round corners, longer",
+        "mixing, rounder corners, longer",
+        "mixing, round corners, learned embedding, longer",
+        "mixing, rounder corners, learned embedding, longer",
+    ],
+}
+"""For pictures of many numbers."""
 
 
 def settings(task: Task, content: bool) -> list[str]:
-    """The four that are tried by network or control. Among five pictures heads must be sharper, and
-    a control needs room for all pairs.
-    """
-    mine = [name for name in GRID if name.startswith("comparing" if content else "mixing")]
-    return mine[-4:] if task.same == "odd" else mine[:4]
+    """Those that are tried by network or control: as many of either kind."""
+    if task.same == "odd":
+        return ROOM[content]
+    if task.pictures == "svhn":
+        return LARGE[content]
+    return (FIRST if task == TASKS[0] else MORE)[content]
 
 
 class OutOfTime(Exception):
     """No training may begin any more."""
+
+
+class Missing(Exception):
+    """The pictures are not on this machine."""
 
 
 def recipe(task: Task, setting: str, content: bool, seed: int) -> Recipe:
@@ -101,34 +199,49 @@ def recipe(task: Task, setting: str, content: bool, seed: int) -> Recipe:
     given = {"delay": 0.3, "ramp": 0.4, "floor": 0.3, "cap": 0.35, "value_cap": 2.0} | given
     length, given["look"] = (5, "anywhere") if task.same == "odd" else (4, "near")
     parts = {name: value for name, value in given.items() if name in Config.__annotations__}
+    channels, side = SIZES[task.pictures]
+    classes = 5 if task.same == "odd" else 3
     config = Config.vit(
-        (1, 8, 8 * length), 5 if task.same == "odd" else 3, 8, depth=task.depth, content=content,
-        **parts,
-    )  # fmt: skip
+        (channels, side, side * length), classes, side, depth=task.depth, content=content, **parts
+    )
     rest = {name: value for name, value in given.items() if name not in parts}
     return Recipe(config, seed=seed, **rest)
 
 
-@functools.cache
-def data(same: str, tuning: bool) -> tuple[Images, Images]:
-    """Strips to train on and strips to certify, of different digits."""
+@functools.lru_cache(maxsize=2)
+def data(task: Task, tuning: bool) -> tuple[Images, Images]:
+    """Strips to train on and strips to certify, of different pictures."""
+    source = task.pictures if task.pictures == "digits" else svhn()
     if not tuning:
-        name = {"picture": "strips"}.get(same, f"strips-{same}")
-        return images(name, "train"), images(name, "test").first(TEST)
-    digits = images("digits", "train")
-    kept, held = (torch.from_numpy(part(of, digits.labels.numpy())) for of in ("train", "test"))
+        kind = "strips" if task.same == "picture" else f"strips-{task.same}"
+        return images(f"{kind}:{source}", "train"), images(f"{kind}:{source}", "test").first(TEST)
+    whole = images(source, "train")
+    kept, held = (torch.from_numpy(part(of, whole.labels.numpy())) for of in ("train", "test"))
     learned, seen = (
-        Images(digits.pixels[some], digits.labels[some], digits.classes, "digits")
+        Images(whole.pixels[some], whole.labels[some], whole.classes, whole.name)
         for some in (kept, held)
     )
-    if same == "odd":
+    if task.same == "odd":
         return odd_ones(learned, STRIPS["train"], 2), odd_ones(seen, VALIDATION, 3)
-    return strips(learned, STRIPS["train"], same, 2), strips(seen, VALIDATION, same, 3)
+    return strips(learned, STRIPS["train"], task.same, 2), strips(seen, VALIDATION, task.same, 3)
+
+
+def svhn() -> str:
+    """What `attnscope.data.images` reads the crops from; nothing is downloaded."""
+    named = os.environ.get(SVHN)
+    found = Path(named) if named else local_images("svhn")
+    if found is None or not found.exists():
+        raise Missing(
+            f"SVHN is not {f'at {named!r}' if named else 'in the cache of downloads'}: let {SVHN}"
+            " name a folder with train_32x32.mat and test_32x32.mat, or with train.npz and"
+            " test.npz."
+        )
+    return str(found)
 
 
 def trained(task: Task, setting: str, content: bool, seed: int, tuning: bool) -> dict[str, Any]:
     """One training and what it certifies, in percent."""
-    train, held = data(task.same, tuning)
+    train, held = data(task, tuning)
     training = Training(recipe(task, setting, content, seed), train.pixels, train.labels)
     while training.progress < 1:
         training.advance()
@@ -203,7 +316,13 @@ def main() -> dict[str, Any]:
         try:
             found = dict(final(task))
         except OutOfTime:
+            print(
+                f"strips: {task} and what comes after it is left out, time is up", file=sys.stderr
+            )
             break
+        except Missing as missing:
+            print(f"strips: {task} is LEFT OUT. {missing}", file=sys.stderr)
+            continue
         for eps, shares in found.items():
             ahead = mean(shares["network"]) - mean(shares["control"])
             line: dict[str, Any] = {"value": -ahead, "spread": {}}

@@ -8,11 +8,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from benchmarks import strips
 
-from attnscope.data import images
+from attnscope.data import images, pictures
 
 
 def digits_in(pixels: torch.Tensor) -> set[bytes]:
@@ -22,18 +23,64 @@ def digits_in(pixels: torch.Tensor) -> set[bytes]:
 
 def test_every_setting_is_a_recipe_for_network_and_control() -> None:
     for name in strips.GRID:
-        network, control = (
-            strips.recipe(strips.TASKS[0], name, content, 7) for content in (True, False)
-        )
-        assert network.control() == control
-        assert network.seed == 7
-        assert network.config.tokens == 4
+        for task in strips.TASKS:
+            network, control = (strips.recipe(task, name, content, 7) for content in (True, False))
+            assert network.control() == control
+            assert network.seed == 7
+            assert network.config.tokens == (5 if task.same == "odd" else 4)
+            assert network.config.depth == task.depth
+
+
+def test_either_side_tries_as_many_settings() -> None:
+    for task in strips.TASKS:
+        tried = [strips.settings(task, content) for content in (True, False)]
+        assert len(set(tried[0])) == len(set(tried[1])) >= 4
+        assert set(tried[0] + tried[1]) <= set(strips.GRID)
+        assert all(name.startswith("comparing") for name in tried[0])
+        assert all(name.startswith("mixing") for name in tried[1])
+
+
+def test_crops_are_read_from_the_folder_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = np.arange(40, dtype=np.uint8)
+    for split, first in (("train", 0), ("test", 100)):
+        crops = np.broadcast_to((first + numbers)[:, None, None, None], (40, 32, 32, 3))
+        np.savez(tmp_path / f"{split}.npz", images=crops, labels=numbers % 4)
+    monkeypatch.setenv(strips.SVHN, str(tmp_path))
+    monkeypatch.setattr(strips, "STRIPS", {"train": 30})
+    task = strips.Task("class", 1, "svhn")
+    learned, seen = (
+        (of.pixels[:, 0, 0, ::32] * 255).round().int() for of in strips.data(task, True)
+    )
+    assert not set(learned.flatten().tolist()) & set(seen.flatten().tolist())
+    assert max(learned.max(), seen.max()) < 40, "no test crop guides a choice"
+    strips.data.cache_clear()
+    monkeypatch.setattr(pictures, "STRIPS", {"train": 30, "test": 400})
+    held = strips.data(task, False)[1]
+    strips.data.cache_clear()
+    assert len(held) == strips.TEST
+    assert int((held.pixels.min() * 255).round()) >= 100
+    assert strips.recipe(task, "comparing", True, 0).config.image == held.pixels.shape[1:]
+
+
+def test_crops_that_are_not_there_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(strips, "RESULTS", tmp_path / "strips.jsonl")
+    monkeypatch.setattr(strips, "TASKS", strips.TASKS[-1:])
+    monkeypatch.setenv(strips.SVHN, str(tmp_path / "nowhere"))
+    strips.data.cache_clear()
+    assert strips.main() == {}
+    said = capsys.readouterr().err
+    assert "same class of SVHN, depth 1 is LEFT OUT" in said
+    assert strips.SVHN in said
 
 
 def test_choices_are_made_on_training_digits_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strips, "STRIPS", {"train": 300})
     strips.data.cache_clear()
-    learned, seen = (digits_in(held.pixels) for held in strips.data("picture", True))
+    learned, seen = (digits_in(held.pixels) for held in strips.data(strips.TASKS[0], True))
     strips.data.cache_clear()
     test = digits_in(images("digits", "test").pixels)
     assert not learned & seen

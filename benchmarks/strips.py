@@ -161,19 +161,24 @@ MORE = {
 
 LARGE = {
     True: [
-        "comparing, sharpest, longer",
-        "comparing, cap 1.2, longer",
         "comparing, sharpest, learned embedding, longer",
         "comparing, cap 1.2, learned embedding, longer",
+        "comparing, sharpest, longer",
+        "comparing, cap 1.2, longer",
+        *MORE[True][-2:],
     ],
     False: [
         "mixing, round corners, longer",
         "mixing, rounder corners, longer",
         "mixing, round corners, learned embedding, longer",
         "mixing, rounder corners, learned embedding, longer",
+        "mixing, round corners, wide, longer",
+        "mixing, round corners, whole loss, late, longer",
     ],
 }
-"""For pictures of many numbers."""
+"""For pictures of many numbers; the first two of either side are not tried on classes, where the
+others have proved more of the very same pictures.
+"""
 
 
 def settings(task: Task, content: bool) -> list[str]:
@@ -181,7 +186,7 @@ def settings(task: Task, content: bool) -> list[str]:
     if task.same == "odd":
         return ROOM[content]
     if task.pictures == "svhn":
-        return LARGE[content]
+        return LARGE[content][2 * (task.same == "class") :]
     return (FIRST if task == TASKS[0] else MORE)[content]
 
 

@@ -175,8 +175,8 @@ LARGE = {
         "mixing, round corners, whole loss, late, longer",
     ],
 }
-"""For pictures of many numbers; the first two of either side are not tried on classes, where the
-others have proved more of the very same pictures.
+"""For pictures of many numbers. The first two of either side are not tried on classes: of the very
+same pictures the network's proved nothing, the control's less than with a learned embedding.
 """
 
 

@@ -25,7 +25,7 @@ SOURCES = (
     f"{', '.join(NAMES)}, a folder of class-named pictures, a .npz file, or strips of one of these"
     " (strips:svhn)"
 )
-"""What --data takes, in the help of commands."""
+"""What a set of images is read from, in the help of commands."""
 
 
 def images(source: str | Path, split: str = "test") -> Images:

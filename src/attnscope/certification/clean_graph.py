@@ -14,13 +14,15 @@ from attnscope.certification.graph import Graph, Share
 from attnscope.certification.second_order import hessians_of, largest_fall
 from attnscope.certification.spans import Spans, spans_of, tokens_of
 from attnscope.certification.walk import Walk
-from attnscope.layers import Follows, Layer, Tangent, affine
-from attnscope.norms import SLACK
+from attnscope.layers import Along, Follows, Layer, Tangent, affine
+from attnscope.norms import SLACK, largest_eigenvalue
 
 Parts = list[tuple[str, str, float, Tensor]]
 """Layer, theorem, how far its input moves, what it takes from each margin."""
 MOST_PIXELS = 512
 """Entries of an image above which no Hessian is made."""
+MOST_FORMS = 128
+"""Entries above which what is beyond second order is a number for every layer, and no form."""
 
 
 @final
@@ -35,8 +37,10 @@ class CleanGraph:
             self.values = graph.values(image)
         self.logits: Float[Tensor, "1 classes"] = self.values[-1]
 
-    def aim(self, label: Int[Tensor, " 1"], spans: bool = True) -> None:
-        """Take the margins of this class, their gradients at every node, and the spans."""
+    def aim(self, label: Int[Tensor, " 1"], spans: bool = True, closely: bool = False) -> bool:
+        """Take the margins of this class, their gradients at every node, and the spans; whether the
+        second order is exact. `closely` asks for nothing where it would not be.
+        """
         self.label = int(label)
         self.curved: list[int] = []
         self.hessians: Tensor | None = None
@@ -63,9 +67,10 @@ class CleanGraph:
         self.slopes: Float[Tensor, " c"] = norm * (1 + SLACK)
         self.spans: Spans | None = None
         if spans and self.limit() > 0:
-            self._measure()
+            self._measure(closely)
+        return self.follows
 
-    def _measure(self) -> None:
+    def _measure(self, closely: bool) -> None:
         """Spans between the layers that curve: these are asked once, at a radius that does not
         matter, whether they do and whether they know how much. The Hessian, where all of them know
         what is beyond second order.
@@ -86,6 +91,8 @@ class CleanGraph:
                 blind[number] = (node.link.layer, x)
         follows = all(self._follows(number) for number in self.curved)
         follows = follows and self.values[0].numel() <= MOST_PIXELS
+        if closely and not follows:
+            return
         self.spans = spans_of(
             self.graph, self.values, self.curved, sorted(asked), blind, whole=not follows
         )
@@ -146,22 +153,32 @@ class CleanGraph:
         """The linear and quadratic part together, and what is beyond of single layers."""
         assert self.hessians is not None
         assert self.spans is not None
-        slopes = self.gradients[0].flatten(1)
-        total = largest_fall(slopes, self.hessians, eps)
         parts: Parts = []
-        rests: dict[int, Tensor] = {}
+        before: dict[int, Along] = {}
+        spent, forms = torch.zeros_like(self.margins), torch.zeros_like(self.hessians)
         for number in self.curved:
             node = self.graph.nodes[number]
             (parent,) = node.parents
             layer = node.link.layer if node.link is not None else None
             assert isinstance(layer, Follows)
-            tangent = self.spans.tangent(parent, eps, rests)
-            found = layer.along(self.values[parent], tangent)
-            left = found.third(self.gradients[number][:, 0])
-            rests[number] = found.tokens
-            total = total + left
+            tangent = self.spans.tangent(parent, eps, before)
+            found = before[number] = layer.along(self.values[parent], tangent)
+            left, bent = self._left(found, self.gradients[number][:, 0])
+            spent, forms = spent + left, forms if bent is None else forms + bent
+            if bent is not None:
+                left = left + largest_eigenvalue(bent) * eps**2
             parts.append((node.place, "second order", float(tangent.whole()), left))
-        return total, parts
+        slopes = self.gradients[0].flatten(1)
+        return largest_fall(slopes, self.hessians - 2 * forms, eps) + spent, parts
+
+    def _left(self, found: Along, gradients: Tensor) -> tuple[Tensor, Tensor | None]:
+        r"""What a layer leaves of each margin: a number, and a form of $\delta$ beside it."""
+        pixels = self.values[0].numel()
+        if found.forms is None or pixels > MOST_FORMS:
+            return found.third(gradients), None
+        forms, left = found.forms(gradients)
+        lost = ~(forms.isfinite().all(-1).all(-1) & left.isfinite())
+        return left.masked_fill(lost, torch.inf), forms.masked_fill(lost[:, None, None], 0.0)
 
     def certified(self, eps: float) -> bool:
         """Whether every margin stays above what it can fall."""

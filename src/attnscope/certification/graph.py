@@ -58,12 +58,18 @@ class Graph:
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = tuple(nodes)
 
-    def values(self, x: Tensor, start: int = 0, known: list[Tensor] | None = None) -> list[Tensor]:
-        """The values of all nodes; with `known` those before `start` are taken from there, and `x`
-        is the value of that node.
+    def values(
+        self,
+        x: Tensor,
+        start: int = 0,
+        known: list[Tensor] | None = None,
+        last: int | None = None,
+    ) -> list[Tensor]:
+        """The values of all nodes, or of those up to `last`; with `known` those before `start` are
+        taken from there, and `x` is the value of that node.
         """
         made = [x] if known is None else [*known[:start], x]
-        for node in self.nodes[start + 1 :]:
+        for node in self.nodes[start + 1 : None if last is None else last + 1]:
             if node.link is None:
                 made.append(made[node.parents[0]] + made[node.parents[1]])
             else:

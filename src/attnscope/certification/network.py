@@ -16,6 +16,7 @@ from attnscope.attacks.projected import check_labels
 from attnscope.certification.branches import certified
 from attnscope.certification.certificate import ASSUMPTIONS, Certificate
 from attnscope.certification.chain import Link, chain
+from attnscope.certification.closer import Closer
 from attnscope.certification.containers import NotTheChain
 from attnscope.certification.exact import exact, follow
 from attnscope.certification.radii import Radii
@@ -135,7 +136,7 @@ def _certified(
             reach = torch.maximum(reach, farthest)
         _check_elsewhere(network, links, part, reach)
         for made, more in zip(
-            found, _certificates(clean, farthest, several, bisections), strict=True
+            found, _certificates(Closer(links, clean), farthest, several, bisections), strict=True
         ):
             made += more
     return found
@@ -150,12 +151,12 @@ def _farthest(clean: Clean) -> Float[Tensor, " b"]:
 
 
 def _certificates(
-    clean: Clean, farthest: Float[Tensor, " b"], several: list[float], bisections: int
+    closer: Closer, farthest: Float[Tensor, " b"], several: list[float], bisections: int
 ) -> list[list[Certificate]]:
     """Radii from the largest down, so that an image certified at one is not tried at smaller
     ones.
     """
-    radii = Radii(clean)
+    clean, radii = closer.clean, Radii(closer)
     verdicts: dict[float, tuple[list[bool], list[int]]] = {}
     for eps in sorted(set(several), reverse=True):
         radii.attempt(torch.full_like(farthest, eps))

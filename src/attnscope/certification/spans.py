@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, final, runtime_checkable
 
 import torch
@@ -14,11 +15,15 @@ import torch.autograd.forward_ad as forward_ad
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.layers.along import Tangent, block_norms, dense_norm, token_norms
+from attnscope.layers.along import Along, Tangent, block_norms, dense_norm, token_norms
 from attnscope.norms import SLACK, largest_eigenvalue
 
 MOST_ENTRIES = 2**22
 """Entries of one Jacobian above which radii come from layers instead."""
+MOST_LINKS = 2**19
+"""Entries of a Jacobian between layers, or """
+MOST_SECONDS = 2**21
+"""of second derivatives, that are kept to follow single units."""
 AT_ONCE = 2**24
 """Entries of the values of all nodes held at once while a Jacobian is made."""
 
@@ -28,7 +33,11 @@ class Evaluates(Protocol):
     """What a graph does here: its values from one node on."""
 
     def values(
-        self, x: Tensor, start: int = 0, known: list[Tensor] | None = None
+        self,
+        x: Tensor,
+        start: int = 0,
+        known: list[Tensor] | None = None,
+        last: int | None = None,
     ) -> list[Tensor]: ...
 
 
@@ -49,6 +58,10 @@ class Spans:
     r"""At least $|D^2(x \to z_k)[\delta, \delta]_i|$, $|\delta| \le 1$, for each token i of k."""
     local: dict[int, Float[Tensor, ""]]
     """The norm of the Jacobian of each layer that does not bound its remainder in norm."""
+    links: dict[tuple[int, int], Float[Tensor, "m ..."]]
+    """The Jacobians themselves from layers that curve, where they are small."""
+    seconds: dict[int, Float[Tensor, "q n d"]]
+    """Second derivatives from the image against the monomials, where they are small."""
 
     def spread(self, number: int, rests: dict[int, Tensor]) -> Float[Tensor, " n"]:
         r"""$\sum_j\min(\|D(z_j \to z_k)_i\||R_j|, \sum_b\|D(z_j \to z_k)_{ib}\||R_{jb}|)$ for each
@@ -65,13 +78,31 @@ class Spans:
         nothing = torch.zeros_like(self.tokens[0, number])
         return torch.stack([nothing, *parts]).sum(0) * (1 + SLACK)
 
-    def tangent(self, number: int, eps: float, rests: dict[int, Tensor]) -> Tangent:
+    def tangent(self, number: int, eps: float, before: Mapping[int, Along]) -> Tangent:
         """How node k moves: exactly to first order, and how far beside it, to second order by its
         own second derivative and beyond by what every layer before it leaves.
         """
-        rest = self.bends[number] * eps**2 / 2 + self.spread(number, rests)
+        rest = self.bends[number] * eps**2 / 2
+        rest = rest + self.spread(number, {j: found.tokens for j, found in before.items()})
         spare = torch.linalg.vector_norm(rest) * (1 + SLACK)
-        return Tangent(self.jacobians[number], eps, rest, spare, self.whole[0, number])
+        beside = None
+        if number in self.seconds and all((j, number) in self.links for j in before):
+            beside = partial(self._beside, number, eps, dict(before))
+        return Tangent(self.jacobians[number], eps, rest, spare, self.whole[0, number], beside)
+
+    def _beside(
+        self, number: int, eps: float, before: Mapping[int, Along], weight: Float[Tensor, "m d"]
+    ) -> Float[Tensor, "n m"]:
+        r"""$\frac12\varepsilon^2\|D^2(x \to \langle w, z_{k,i}\rangle)\| + \sum_j|\langle D(z_j \to
+        z_{k,i})^Tw, T_j\rangle|$: the telescoped identity with the row of a unit for a margin.
+        """
+        second = self.seconds[number] @ weight.mT
+        total = torch.linalg.vector_norm(second, dim=0) * eps**2 / 2
+        for j, found in before.items():
+            link = self.links[j, number]
+            rows = torch.einsum("...nd,md->nm...", link, weight).flatten(0, 1)
+            total = total + found.third(rows).reshape(total.shape)
+        return total * (1 + SLACK)
 
     def reach(
         self, number: int, eps: float, rests: dict[int, Tensor]
@@ -107,7 +138,7 @@ def spans_of(
         widest = max((values[k].numel() for k in asked if k >= start), default=0)
         if start <= last and values[start].numel() * widest > MOST_ENTRIES:
             return None
-    made = Spans({}, {}, {}, {}, {}, {})
+    made = Spans({}, {}, {}, {}, {}, {}, {}, {})
     try:
         for start in (0, *curved):
             for number, jacobian in _jacobians(graph, values, start, asked).items():
@@ -117,10 +148,13 @@ def spans_of(
                 if not whole and start > 0:
                     apart = jacobian.reshape(*tokens_of(values[start]), *jacobian.shape[1:])
                     made.blocks[start, number] = block_norms(apart)
+                    if jacobian.numel() <= MOST_LINKS:
+                        shape = (*values[start].shape[1:], *jacobian.shape[1:])
+                        made.links[start, number] = jacobian.reshape(shape)
                 if whole or start == 0:
                     made.whole[start, number] = dense_norm(jacobian)
         if not whole:
-            made.bends.update(_bends(graph, values, asked))
+            _bend(made, graph, values, asked)
         for number, (layer, x) in blind.items():
             (jacobian,) = _jacobians(_One(layer), [x, values[number]], 0, [1]).values()
             made.local[number] = dense_norm(jacobian)
@@ -136,7 +170,13 @@ class _One:
     def __init__(self, layer: Callable[[Tensor], Tensor]) -> None:
         self.layer = layer
 
-    def values(self, x: Tensor, start: int = 0, known: list[Tensor] | None = None) -> list[Tensor]:
+    def values(
+        self,
+        x: Tensor,
+        start: int = 0,
+        known: list[Tensor] | None = None,
+        last: int | None = None,
+    ) -> list[Tensor]:
         return [x, self.layer(x)]
 
 
@@ -155,7 +195,7 @@ def _jacobians(
         with torch.no_grad(), forward_ad.dual_level():
             dual = forward_ad.make_dual(source.expand_as(some).clone(), some)
             known = [value.expand(len(some), *value.shape[1:]) for value in values[:start]]
-            found = graph.values(dual, start, known)
+            found = graph.values(dual, start, known, later[-1])
             for number in later:
                 tangent = forward_ad.unpack_dual(found[number]).tangent
                 shape = (len(some), *tokens_of(values[number]))
@@ -164,23 +204,25 @@ def _jacobians(
     return {number: torch.cat(parts) for number, parts in made.items()}
 
 
-def _bends(
-    graph: Evaluates, values: list[Tensor], asked: list[int]
-) -> dict[int, Float[Tensor, " n"]]:
+def _bend(made: Spans, graph: Evaluates, values: list[Tensor], asked: list[int]) -> None:
     r"""Second derivatives in all pairs of pixels, as matrices (d, pairs) against the monomials
     $\delta_a^2$, $\sqrt2\delta_a\delta_b$, whose length is $|\delta|^2$.
     """
+    if not asked:
+        return
     image = values[0]
     count = image.numel()
     one, other = torch.triu_indices(count, count)
     basis = torch.eye(count, dtype=image.dtype).reshape(-1, *image.shape[1:])
     factor = torch.where(one == other, 1.0, math.sqrt(2)).to(image)
     grams = {number: torch.zeros((), dtype=image.dtype) for number in asked}
+    small = [k for k in asked if len(one) * values[k].numel() <= MOST_SECONDS]
+    kept: dict[int, list[Tensor]] = {number: [] for number in small}
     size = max(1, AT_ONCE // (4 * sum(value.numel() for value in values)))
 
     def asked_of(x: Tensor) -> tuple[Tensor, ...]:
-        made = graph.values(x)
-        return tuple(made[number] for number in asked)
+        found = graph.values(x, last=asked[-1])
+        return tuple(found[number] for number in asked)
 
     for some in torch.arange(len(one)).split(size):
         x = image.expand(len(some), *image.shape[1:]).clone()
@@ -190,9 +232,14 @@ def _bends(
         )[1]
         for number, part in zip(asked, bent, strict=True):
             rows = part.reshape(len(some), *tokens_of(values[number])) * factor[some, None, None]
+            if number in kept:
+                kept[number].append(rows)
             rows = rows.movedim(0, -1)
             grams[number] = grams[number] + rows @ rows.mT
-    return {number: largest_eigenvalue(gram).sqrt() * (1 + SLACK) for number, gram in grams.items()}
+    made.seconds.update({number: torch.cat(parts) for number, parts in kept.items()})
+    made.bends.update({
+        number: largest_eigenvalue(gram).sqrt() * (1 + SLACK) for number, gram in grams.items()
+    })  # fmt: skip
 
 
 def tokens_of(value: Float[Tensor, "1 ..."]) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from attnscope.layers.along import Along, Tangent
 from attnscope.layers.contract import OverBall, Remainder
+from attnscope.layers.units import units_along
 from attnscope.norms import SLACK
 from attnscope.validation import check_positive
 
@@ -26,6 +27,9 @@ NEAR = 0.25
 """Entries with |u| below this part of theta are near a corner, and take the linear bound."""
 PARTS = (0.0, 0.0625, NEAR, 0.5, 1.0)
 """The same, tried one after the other where the best of them can be taken."""
+
+WIDE = 0.3
+"""The parabola over a corner is at least as wide as this part of what an entry can move."""
 
 
 class Entrywise(nn.Module, ABC):
@@ -82,31 +86,44 @@ class Entrywise(nn.Module, ABC):
             return bent, torch.full_like(bent, torch.inf)
         return bent, torch.where(u.abs() < theta, self.jump, 0.0)
 
-    def third(
+    def beyond(
         self,
-        gradients: Float[Tensor, ...],
-        u: Float[Tensor, "*units"],
-        reach: Float[Tensor, "*units"],
-        spare: Float[Tensor, "*units"],
-    ) -> Float[Tensor, ...]:
-        r"""At least $|g|\,|\rho(t) - \frac12a''(u)s^2|$ where the entry moves by $t$, $|t| \le$
-        `reach`, and to first order by $s$, $|t - s| \le$ `spare`. A corner has no $a''$.
+        gradients: Float[Tensor, "c n m"],
+        u: Float[Tensor, "n m"],
+        reach: Float[Tensor, "n m"],
+    ) -> tuple[Float[Tensor, "c n m"], Float[Tensor, "c n m"], Float[Tensor, "n m"]]:
+        r"""$\alpha, \beta, a''(u)$ with $-g(\rho(t) - \frac12a''(u)t^2) \le \alpha t^2 + \beta$ over
+        $|t| \le$ `reach`.
+
+        A corner has no $a''$, and $(|t| - |u|)_+ \le t^2/(2m) + (\frac12m - |u|)_+$ for every $m >
+        0$; below the parabola through its ends where that is flatter.
         """
         if not self.cornered:
             raise NotImplementedError
-        return gradients.abs() * self.jump * (reach - u.abs()).clamp(min=0) * (1 + SLACK)
+        size, reach = u.abs(), reach.clamp(min=torch.finfo(u.dtype).tiny)
+        m = torch.maximum(2 * size, WIDE * reach)
+        near = 2 * size < reach
+        alpha = torch.where(near, 1 / (2 * m), (reach - size).clamp(min=0) / reach.square())
+        beta = torch.where(near, (m / 2 - size).clamp(min=0), 0.0)
+        weight = self.weights(gradients) * (1 + SLACK)
+        return weight * alpha, weight * beta, torch.zeros_like(u)
+
+    def third(
+        self, u: Float[Tensor, "n m"], reach: Float[Tensor, "n m"], spare: Float[Tensor, "n m"]
+    ) -> Float[Tensor, "n m"]:
+        r"""At least $|\rho(t) - \frac12a''(u)s^2|$ where the entry moves by $t$, $|t| \le$ `reach`,
+        and to first order by $s$, $|t - s| \le$ `spare`.
+        """
+        if self.cornered:
+            return self.jump * (reach - u.abs()).clamp(min=0) * (1 + SLACK)
+        signs = torch.stack([torch.ones_like(u), -torch.ones_like(u)])
+        alpha, beta, bend = self.beyond(signs, u, reach)
+        swing = (alpha * reach.square() + beta).amax(0)
+        return (swing + bend.abs() * spare * (2 * reach + spare) / 2) * (1 + SLACK)
 
     def along(self, x: Float[Tensor, "1 ..."], tangent: Tangent) -> Along:
         """Every entry by its own row of the Jacobian."""
-        moved = tangent.entries(x.shape)
-        u = x.double().reshape(moved.shape)
-        left = self.third(torch.ones_like(u), u, *moved.units())
-
-        def third(gradients: Float[Tensor, "c ..."]) -> Float[Tensor, " c"]:
-            pulls = gradients.double().reshape(len(gradients), *u.shape)
-            return (pulls.abs() * left).sum((1, 2)) * (1 + SLACK)
-
-        return Along(torch.linalg.vector_norm(left, dim=-1) * (1 + SLACK), third)
+        return units_along(self, x, tangent.entries(x.shape))
 
     def kinked(
         self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"], part: float = NEAR
@@ -200,20 +217,18 @@ def corner_curvature(
     return torch.where(2 * size >= theta, far, 1 / (2 * size).clamp(min=tiny))
 
 
-def third_by_range(
-    gradients: Float[Tensor, "c ..."],
-    here: Float[Tensor, "*units"],
-    low: Float[Tensor, "*units"],
-    high: Float[Tensor, "*units"],
-    reach: Float[Tensor, "*units"],
-    spare: Float[Tensor, "*units"],
-) -> Float[Tensor, ...]:
-    r"""`Entrywise.third` from $a''(u)$ and the range of $a''$ over the interval: $\rho =
-    \frac12bt^2$ with $b$ in the range, and $|t^2 - s^2| \le |t - s|(2|t| + |t - s|)$.
+def beyond_by_range(
+    gradients: Float[Tensor, "c n m"],
+    here: Float[Tensor, "n m"],
+    low: Float[Tensor, "n m"],
+    high: Float[Tensor, "n m"],
+) -> tuple[Float[Tensor, "c n m"], Float[Tensor, "c n m"], Float[Tensor, "n m"]]:
+    r"""`Entrywise.beyond` from $a''(u)$ and the range of $a''$ over the interval: $\rho =
+    \frac12bt^2$ with $b$ in the range.
     """
-    swing = torch.maximum(high - here, here - low).clamp(min=0) * reach.square() / 2
-    slip = here.abs() * spare * (2 * reach + spare) / 2
-    return gradients.abs() * (swing + slip) * (1 + SLACK)
+    up, down = (high - here).clamp(min=0) / 2, (here - low).clamp(min=0) / 2
+    alpha = gradients.clamp(max=0).neg() * up + gradients.clamp(min=0) * down
+    return alpha * (1 + SLACK), torch.zeros_like(alpha), here
 
 
 class Activation(Entrywise):
@@ -280,6 +295,24 @@ class QuadraticReLU(Activation):
             2 * w
         )
 
+    def beyond(
+        self,
+        gradients: Float[Tensor, "c n m"],
+        u: Float[Tensor, "n m"],
+        reach: Float[Tensor, "n m"],
+    ) -> tuple[Float[Tensor, "c n m"], Float[Tensor, "c n m"], Float[Tensor, "n m"]]:
+        r"""Up to the edge of its piece, at distance l, nothing; beyond it at most $(|t| -
+        l)_+^2/(4w)$, below 0 from within the band and above 0 from outside, and at most
+        $\frac1{4w}(1 - l/\tau)_+^2t^2$.
+        """
+        w, away = self.half_width, u.abs() - self.half_width
+        edge = away.abs() / reach.clamp(min=torch.finfo(u.dtype).tiny)
+        alpha = (1 - edge).clamp(min=0).square() / (4 * w) * (1 + SLACK)
+        lowering = torch.where(away < 0, gradients.clamp(min=0), gradients.clamp(max=0).neg())
+        at = away.abs() <= SLACK * w  # either piece may be the one that derivatives are of
+        lowering = torch.where(at, gradients.abs(), lowering)
+        return lowering * alpha, torch.zeros_like(lowering), (at | (away < 0)) / (2 * w)
+
 
 @final
 class Softplus(Activation):
@@ -302,17 +335,16 @@ class Softplus(Activation):
         nearest = torch.sigmoid(self.sharpness * (u.abs() - theta).clamp(min=0))
         return self.sharpness * nearest * (1 - nearest) * (1 + SLACK)
 
-    def third(
+    def beyond(
         self,
-        gradients: Float[Tensor, ...],
-        u: Float[Tensor, "*units"],
-        reach: Float[Tensor, "*units"],
-        spare: Float[Tensor, "*units"],
-    ) -> Float[Tensor, ...]:
+        gradients: Float[Tensor, "c n m"],
+        u: Float[Tensor, "n m"],
+        reach: Float[Tensor, "n m"],
+    ) -> tuple[Float[Tensor, "c n m"], Float[Tensor, "c n m"], Float[Tensor, "n m"]]:
         here = torch.sigmoid(self.sharpness * u.abs())
         far = torch.sigmoid(self.sharpness * (u.abs() + reach))
         here, far = (self.sharpness * part * (1 - part) for part in (here, far))
-        return third_by_range(gradients, here, far, self.curvature(u, reach), reach, spare)
+        return beyond_by_range(gradients, here, far, self.curvature(u, reach))
 
 
 @final

@@ -17,13 +17,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from attnscope.bounds.near.along import Beside, Forms
 from attnscope.norms import SLACK, largest_eigenvalue, spectral
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Tangent:
-    """How a value of n tokens moves.
+    r"""How a value of n tokens moves.
 
     Args:
         jacobian: one direction of the image in each row.
@@ -31,7 +32,8 @@ class Tangent:
         rest: the most that each token moves beside the first order.
         spare: the same for all tokens together.
         norm: at least the norm of the Jacobian.
-        lengths: the most that each feature takes of `rest`, 1 when left out.
+        beside: from rows $w_k$ to at least $|\langle w_k, E_i\rangle|$ (n, m), where more is known
+            than $|w_k|$ times `rest`.
     """
 
     jacobian: Float[Tensor, "p n d"]
@@ -39,7 +41,7 @@ class Tangent:
     rest: Float[Tensor, " n"]
     spare: Float[Tensor, ""]
     norm: Float[Tensor, ""]
-    lengths: Float[Tensor, " d"] | None = None
+    beside: Beside | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -50,25 +52,26 @@ class Tangent:
         jacobian = self.jacobian.reshape(len(self.jacobian), -1, shape[-1])
         fits = jacobian.shape[1] == len(self.rest)
         rest = self.rest if fits else self.spare.expand(jacobian.shape[1])
-        return Tangent(jacobian, self.eps, rest, self.spare, self.norm)
+        same = self.beside if jacobian.shape == self.jacobian.shape else None
+        return Tangent(jacobian, self.eps, rest, self.spare, self.norm, same)
 
     def entries(self, shape: torch.Size) -> Tangent:
         """As tokens (1, n, d), or as one token where a value has no tokens."""
         return self.tokens(shape if len(shape) == 3 else torch.Size((1, shape[1:].numel())))
 
-    def through(self, weight: Float[Tensor, "m d"], shape: torch.Size) -> Tangent:
-        """Behind a linear map of each token, whose units are the entries."""
-        here = self.tokens(shape)
-        jacobian = here.jacobian @ weight.mT
+    def units(
+        self, weight: Float[Tensor, "m d"] | None = None
+    ) -> tuple[Float[Tensor, "p n m"], Float[Tensor, "n m"]]:
+        """The Jacobian of each unit behind a linear map of each token, and the most that it moves
+        beside the first order; without a map every entry is a unit.
+        """
+        if weight is None:
+            return self.jacobian, self.rest[:, None].expand(self.shape)
         lengths = torch.linalg.vector_norm(weight, dim=-1) * (1 + SLACK)
-        spare = here.spare * spectral(weight)
-        return Tangent(jacobian, self.eps, here.rest, spare, dense_norm(jacobian), lengths)
-
-    def units(self) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"]]:
-        """The most that each entry moves, and the part of it beside the first order."""
-        first = torch.linalg.vector_norm(self.jacobian, dim=0) * self.eps * (1 + SLACK)
-        spare = self.rest[:, None] * (1.0 if self.lengths is None else self.lengths)
-        return first + spare, spare.expand_as(first)
+        spare = self.rest[:, None] * lengths
+        if self.beside is not None:
+            spare = torch.minimum(spare, self.beside(weight))
+        return self.jacobian @ weight.mT, spare
 
     def first(self) -> Float[Tensor, " n"]:
         """The most that each token moves to first order."""
@@ -87,10 +90,13 @@ class Along:
     Args:
         tokens: at least $|T_i|$ for each token of the output; one where it has none.
         third: from gradients (c, ...) at the output to at least $|\langle g, T\rangle|$.
+        forms: from few gradients to F (c, p, p) and k (c,) with $-\langle g, T\rangle \le
+            \delta^TF\delta + k$, where that is known: one $\delta$ pays for all layers.
     """
 
     tokens: Float[Tensor, " n"]
     third: Callable[[Tensor], Tensor]
+    forms: Callable[[Tensor], Forms] | None = None
 
 
 @runtime_checkable

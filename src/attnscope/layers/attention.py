@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from attnscope import bounds
 from attnscope.attention import Attention, Heads
 from attnscope.bounds.near.place import Kept
+from attnscope.layers.along import Along, Tangent
 from attnscope.layers.contract import OverBall, Remainder
 from attnscope.layers.norms import Centre, Norm, TokenNorm, refuse_inner
 from attnscope.layers.residual import Residual
-from attnscope.layers.self_attention import SelfAttention
+from attnscope.layers.self_attention import SelfAttention, attention_along
 from attnscope.measures import Particles
 from attnscope.norms import SLACK, positive_norm, spectral_of_product
 
@@ -175,6 +176,11 @@ class ResidualAttention(nn.Module):
 
         won = " or ".join(dict.fromkeys(found.name))
         return OverBall(self.step * found.value * (1 + SLACK), None, remainder, won)
+
+    def along(self, x: Float[Tensor, "1 n d"], tangent: Tangent) -> Along:
+        """The tokens themselves are linear."""
+        refuse_inner(self.norm)
+        return attention_along(self.attention(), x, tangent, self.step)
 
     def by_budgets(self, x: Float[Tensor, "k n d"], eps: Float[Tensor, " k"]) -> OverBall:
         """`over` with tokens, its radius from their budgets alone: what a step of training can

@@ -15,6 +15,7 @@ from attnscope.layers.activations import Entrywise
 from attnscope.layers.along import Along, Tangent
 from attnscope.layers.contract import OverBall
 from attnscope.layers.mlp import MLP
+from attnscope.layers.units import units_along
 from attnscope.norms import SLACK, spectral
 
 
@@ -80,21 +81,6 @@ class FeedForward(MLP):
         )
 
     def along(self, x: Float[Tensor, "1 ..."], tangent: Tangent) -> Along:
-        r"""Unit k of a token moves by $\tau = |J_k|\varepsilon + |w_k|\eta$ at most, $J_k$ its own
-        row of the Jacobian; what the units leave beyond second order is seen through $U$.
-        """
-        weight, output = self.weight.double(), self.output.double()
-        moved = tangent.through(weight, x.shape)
-        u = (x.double() @ weight.mT + self.bias.double()).reshape(moved.shape)
-        reach, spare = moved.units()
-        left = self.activation.third(torch.ones_like(u), u, reach, spare)
-        long = torch.linalg.vector_norm(output, dim=-1)
-        tokens = torch.minimum(
-            left @ long, torch.linalg.vector_norm(left, dim=-1) * spectral(output)
-        )
-
-        def third(gradients: Float[Tensor, "c ..."]) -> Float[Tensor, " c"]:
-            pulls = gradients.double().reshape(len(gradients), len(u), -1) @ output.mT
-            return (pulls.abs() * left).sum((1, 2)) * (1 + SLACK)
-
-        return Along(tokens * (1 + SLACK), third)
+        here, output = tangent.tokens(x.shape), self.output.double()
+        weight, bias = self.weight.double(), self.bias.double()
+        return units_along(self.activation, x, here, weight, bias, output)

@@ -15,9 +15,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnscope.layers.activations import PARTS, Entrywise
+from attnscope.layers.along import Along, Tangent
 from attnscope.layers.contract import OverBall, Remainder, same
 from attnscope.layers.norms import Centre, Norm, TokenNorm, refuse_inner
 from attnscope.layers.residual import Residual
+from attnscope.layers.units import units_along
 from attnscope.norms import SLACK, TINY, spectral
 
 REFINED = 4
@@ -123,6 +125,15 @@ class MLP(nn.Module, ABC):
             return self._rest(u, theta, weight, eps)
 
         return OverBall(slope * eps, slope * same(x), remainder, self.theorem, rest=rest)
+
+    def along(self, x: Float[Tensor, "1 n d"], tangent: Tangent) -> Along:
+        """The tokens themselves are linear."""
+        refuse_inner(self.norm)
+        if type(self).forward is not MLP.forward:
+            raise NotImplementedError
+        weight, here = self.rows().double(), tangent.tokens(x.shape)
+        bias, written = self.bias.double(), self.written(weight)
+        return units_along(self.activation, x, here, weight, bias, written)
 
     def _splits(
         self,

@@ -100,8 +100,19 @@ class SelfAttention(nn.Module):
         return OverBall(radius, found.budget, remainder, "Token budgets", rest=rest)
 
     def along(self, x: Float[Tensor, "1 n d"], tangent: Tangent) -> Along:
-        """Entry by entry of the scores; all rows of the coupling at their worst at once."""
-        attention = self.attention().to(torch.float64)
-        here = tangent.tokens(x.shape)
-        found = bounds.followed(attention, x[0].double(), here.jacobian, here.eps, here.rest)
-        return Along(found.tokens, found.third)
+        return attention_along(self.attention(), x, tangent)
+
+
+def attention_along(
+    attention: Attention, x: Float[Tensor, "1 n d"], tangent: Tangent, step: float = 1.0
+) -> Along:
+    r"""What `step` times attention leaves beyond second order."""
+    here = tangent.tokens(x.shape)
+    found = bounds.followed(
+        attention.to(torch.float64), x[0].double(), here.jacobian, here.eps, here.rest, here.beside
+    )
+    return Along(
+        abs(step) * found.tokens,
+        lambda g: found.third(step * g.double()),
+        lambda g: found.forms(step * g.double()),
+    )

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.layers.activations import Entrywise, third_by_range
+from attnscope.layers.activations import Entrywise, beyond_by_range
 from attnscope.norms import SLACK
 
 ROUNDING = 1e-14
@@ -61,15 +61,14 @@ class Smooth(Entrywise):
         falling = gradients.clamp(max=0).neg() * high.clamp(min=0)
         return falling + gradients.clamp(min=0) * (-low).clamp(min=0)
 
-    def third(
+    def beyond(
         self,
-        gradients: Float[Tensor, ...],
-        u: Float[Tensor, "*units"],
-        reach: Float[Tensor, "*units"],
-        spare: Float[Tensor, "*units"],
-    ) -> Float[Tensor, ...]:
+        gradients: Float[Tensor, "c n m"],
+        u: Float[Tensor, "n m"],
+        reach: Float[Tensor, "n m"],
+    ) -> tuple[Float[Tensor, "c n m"], Float[Tensor, "c n m"], Float[Tensor, "n m"]]:
         low, high = _extremes(self.second, self.bends, u, reach)
-        return third_by_range(gradients, self.second(u), low, high, reach, spare)
+        return beyond_by_range(gradients, self.second(u), low, high)
 
     def steepest(
         self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]

@@ -32,7 +32,7 @@ def main() -> dict[str, Any]:
     return _attacked() | _accuracy() | _time()
 
 
-def _networks(pixels: Tensor, labels: Tensor) -> Iterator[tuple[str, Transformer]]:
+def networks(pixels: Tensor, labels: Tensor) -> Iterator[tuple[str, Transformer]]:
     """Every variant at depth 1 and 2, with random weights and after a short training; attention is
     live in every head.
     """
@@ -77,7 +77,7 @@ def _attacked() -> dict[str, Any]:
     digits = images("digits", "test")
     pixels, labels = digits.pixels.double(), digits.labels
     triples, broken, ratios, seen = 0, 0, [], {}
-    for name, network in _networks(pixels, labels):
+    for name, network in networks(pixels, labels):
         x = pixels[:IMAGES]
         predicted = network(x).argmax(1)
         found = certify(network, x, [0.02, 0.1], bisections=8)[0]

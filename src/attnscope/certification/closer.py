@@ -2,8 +2,8 @@ r"""Chains of layers for small inputs: what the bounds of single layers leave op
 the whole chain, its second order exactly.
 
 A chain is a graph without sums, so `CleanGraph` speaks of it where all of its layers know what is
-beyond their second order. That is dearer by far, image by image, and asked only where the telescoped
-certificate with worst cases of single layers has failed.
+beyond their second order. That is dearer by far, image by image, and asked only where the
+telescoped certificate with worst cases of single layers has failed.
 """
 
 from __future__ import annotations

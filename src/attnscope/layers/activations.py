@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, final
+from typing import final
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from attnscope.layers.along import Along, Tangent
 from attnscope.layers.contract import OverBall, Remainder
-from attnscope.layers.units import units_along
+from attnscope.layers.rounded import rounded
+from attnscope.layers.units import beyond_by_range, corner_curvature, units_along
 from attnscope.norms import SLACK
 from attnscope.validation import check_positive
 
@@ -93,8 +93,8 @@ class Entrywise(nn.Module, ABC):
         u: Float[Tensor, "n m"],
         reach: Float[Tensor, "n m"],
     ) -> tuple[Float[Tensor, "c n m"], Float[Tensor, "c n m"], Float[Tensor, "n m"]]:
-        r"""$\alpha, \beta, a''(u)$ with $-g(\rho(t) - \frac12a''(u)t^2) \le \alpha t^2 + \beta$ over
-        $|t| \le$ `reach`.
+        r"""$\alpha, \beta, a''(u)$ with $-g(\rho(t) - \frac12a''(u)t^2) \le \alpha t^2 + \beta$
+        over $|t| \le$ `reach`.
 
         A corner has no $a''$, and $(|t| - |u|)_+ \le t^2/(2m) + (\frac12m - |u|)_+$ for every $m >
         0$; below the parabola through its ends where that is flatter.
@@ -207,71 +207,11 @@ def _aligned(eps: Float[Tensor, " k"], x: Float[Tensor, "k ..."]) -> Tensor:
     return eps.reshape(-1, *(1,) * (x.ndim - 1))
 
 
-def corner_curvature(
-    u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]
-) -> Float[Tensor, "*out"]:
-    r"""The remainder of a unit corner is $(|t| - |u|)_+$, and $2(|t| - |u|)/t^2$ is largest at $|t|
-    = 2|u|$, or at $\theta$ when that is nearer.
-    """
-    size, tiny = u.abs(), torch.finfo(u.dtype).tiny
-    far = 2 * (theta - size).clamp(min=0) / theta.square().clamp(min=tiny)
-    return torch.where(2 * size >= theta, far, 1 / (2 * size).clamp(min=tiny))
-
-
-def beyond_by_range(
-    gradients: Float[Tensor, "c n m"],
-    here: Float[Tensor, "n m"],
-    low: Float[Tensor, "n m"],
-    high: Float[Tensor, "n m"],
-) -> tuple[Float[Tensor, "c n m"], Float[Tensor, "c n m"], Float[Tensor, "n m"]]:
-    r"""`Entrywise.beyond` from $a''(u)$ and the range of $a''$ over the interval: $\rho =
-    \frac12bt^2$ with $b$ in the range.
-    """
-    up, down = (high - here).clamp(min=0) / 2, (here - low).clamp(min=0) / 2
-    alpha = gradients.clamp(max=0).neg() * up + gradients.clamp(min=0) * down
-    return alpha * (1 + SLACK), torch.zeros_like(alpha), here
-
-
 class Activation(Entrywise):
     r"""A convex function whose slope lies in [0, 1]: the remainder is never negative."""
 
     def weights(self, gradients: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return (-gradients).clamp(min=0)
-
-
-class _Rounded(torch.autograd.Function):
-    r"""The quadratic ReLU, $s(u + w(1 - s))$ with its slope $s = ((u + w)/(2w))$ cut to [0, 1]:
-    backward passes need the slope alone.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(u: Tensor, half_width: float) -> Tensor:
-        return _rounded(u, half_width)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.save_for_forward(inputs[0])
-        ctx.half_width = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
-        return cotangents[0] * _slope(ctx.saved_tensors[0], ctx.half_width), None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        return tangents[0] * _slope(ctx.saved_tensors[0], ctx.half_width)
-
-
-def _rounded(u: Tensor, half_width: float) -> Tensor:
-    slope = _slope(u, half_width)
-    return slope * torch.add(u, 1 - slope, alpha=half_width)
-
-
-def _slope(u: Tensor, half_width: float) -> Tensor:
-    return (u * (0.5 / half_width) + 0.5).clamp(0, 1)
 
 
 @final
@@ -286,9 +226,7 @@ class QuadraticReLU(Activation):
         self.half_width = float(half_width)
 
     def forward(self, u: Tensor) -> Tensor:
-        if getattr(forward_ad, "_current_level", 0) >= 0:  # a rule of one's own has no second order
-            return _rounded(u, self.half_width)
-        return _Rounded.apply(u, self.half_width)
+        return rounded(u, self.half_width)
 
     def curvature(
         self, u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.layers.activations import Entrywise, beyond_by_range
+from attnscope.layers.activations import Entrywise
+from attnscope.layers.units import beyond_by_range
 from attnscope.norms import SLACK
 
 ROUNDING = 1e-14

@@ -1,9 +1,9 @@
 r"""Units beyond second order: entries of a value, or of a linear map of its tokens, each with a
 function of its own.
 
-Unit k moves by $t = \langle b_k, \delta\rangle + r_k$, $|r_k| \le S_k$, so $|t| \le \tau_k = |b_k|
-\varepsilon + S_k$. What is left of it is $\rho(t) - \frac12a''(u)t^2$, which is at most $\alpha t^2 +
-\beta$ against a gradient, and $\frac12a''(u)(t^2 - \langle b_k, \delta\rangle^2)$, which is at most
+Unit k moves by $t = \langle b_k, \delta\rangle + r_k$, $|r_k| \le S_k$, so $|t| \le \tau_k =
+|b_k|\varepsilon + S_k$. What is left of it is $\rho(t) - \frac12a''(u)t^2$, at most $\alpha t^2 +
+\beta$ against a gradient, and $\frac12a''(u)(t^2 - \langle b_k, \delta\rangle^2)$, at most
 $|a''(u)|(|\langle b_k, \delta\rangle|S_k + \frac12S_k^2)$.
 """
 
@@ -72,3 +72,28 @@ def units_along(
         return made * (1 + SLACK), left.sum((1, 2)) * (1 + SLACK)
 
     return Along(tokens * (1 + SLACK), third, forms)
+
+
+def beyond_by_range(
+    gradients: Float[Tensor, "c n m"],
+    here: Float[Tensor, "n m"],
+    low: Float[Tensor, "n m"],
+    high: Float[Tensor, "n m"],
+) -> tuple[Float[Tensor, "c n m"], Float[Tensor, "c n m"], Float[Tensor, "n m"]]:
+    r"""`Entrywise.beyond` from $a''(u)$ and the range of $a''$ over the interval: $\rho =
+    \frac12bt^2$ with $b$ in the range.
+    """
+    up, down = (high - here).clamp(min=0) / 2, (here - low).clamp(min=0) / 2
+    alpha = gradients.clamp(max=0).neg() * up + gradients.clamp(min=0) * down
+    return alpha * (1 + SLACK), torch.zeros_like(alpha), here
+
+
+def corner_curvature(
+    u: Float[Tensor, "*units"], theta: Float[Tensor, "*reach"]
+) -> Float[Tensor, "*out"]:
+    r"""The remainder of a unit corner is $(|t| - |u|)_+$, and $2(|t| - |u|)/t^2$ is largest at $|t|
+    = 2|u|$, or at $\theta$ when that is nearer.
+    """
+    size, tiny = u.abs(), torch.finfo(u.dtype).tiny
+    far = 2 * (theta - size).clamp(min=0) / theta.square().clamp(min=tiny)
+    return torch.where(2 * size >= theta, far, 1 / (2 * size).clamp(min=tiny))

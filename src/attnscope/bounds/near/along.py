@@ -1,8 +1,8 @@
 r"""Softmax attention beyond second order, where the input is known to first order.
 
 Tokens move by $\Delta = J\delta + E$, $|\delta| \le \varepsilon$, $|E_i| \le \eta_i$. Row i of the
-coupling is $p' = pe^t/Z$, $Z = \sum pe^t$, with scores centred so that $\sum_jp_{ij}t_{ij} = 0$, and
-$t = \langle a, \delta\rangle + r$, $|r| \le S$. What is left is bounded by quadratic forms of
+coupling is $p' = pe^t/Z$, $Z = \sum pe^t$, with scores centred so that $\sum_jp_{ij}t_{ij} = 0$,
+and $t = \langle a, \delta\rangle + r$, $|r| \le S$. What is left is bounded by quadratic forms of
 $\delta$, so that one perturbation pays for all rows together.
 """
 

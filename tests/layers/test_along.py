@@ -4,6 +4,7 @@ it; and a bound of half the size would be passed.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -11,12 +12,18 @@ import torch
 from torch import Tensor
 
 from attnscope.attention import Heads
+from attnscope.attention.softmax import Softmax
 from attnscope.layers import (
     GELU,
+    SLL,
+    Centre,
     FeedForward,
     Follows,
     LayerNorm,
+    QuadraticReLU,
     ReLU,
+    ResidualAttention,
+    ResidualMLP,
     RMSNorm,
     SelfAttention,
     SiLU,
@@ -43,6 +50,12 @@ def mlp(g: torch.Generator) -> FeedForward:
     return FeedForward(normal(g, 5, D), normal(g, 5), GELU(), normal(g, 5, D), None)
 
 
+def residual_attention(g: torch.Generator) -> ResidualAttention:
+    heads = Heads(*(normal(g, *shape) for shape in ((2, 3, D), (2, 3, D), (2, 2, D), (2, D, 2))))
+    biased = dataclasses.replace(heads, query_bias=normal(g, 2, 3), output_bias=normal(g, D))
+    return ResidualAttention(Softmax, {}, biased, False, None, -0.5).double()
+
+
 MAKERS: dict[str, Callable[[torch.Generator], Follows]] = {
     "layer norm": lambda g: LayerNorm(D).double(),
     "rms norm": lambda g: RMSNorm(D).double(),
@@ -54,6 +67,10 @@ MAKERS: dict[str, Callable[[torch.Generator], Follows]] = {
     "tanh": lambda g: Tanh(),
     "relu": lambda g: ReLU(),
     "softplus": lambda g: Softplus(2.0),
+    "quadratic relu": lambda g: QuadraticReLU(0.7),
+    "sll": lambda g: SLL(D, 5, QuadraticReLU(0.7), None, g).double(),
+    "residual mlp": lambda g: ResidualMLP(D, 5, ReLU(), Centre(), g).double(),
+    "residual attention": residual_attention,
 }
 
 
@@ -111,6 +128,44 @@ def test_no_attack_leaves_more_beyond_second_order(name: str) -> None:
         assert value <= bound * (1 + 1e-9) + 1e-9
         reached = max(reached, value / bound if bound > 0 else 0.0)
     assert reached > 0.02, "the bound is empty"
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("known", [False, True], ids=["plain", "entries known"])
+def test_forms_hold_at_every_perturbation(name: str, known: bool) -> None:
+    """Against both signs of a direction, at each perturbation by itself, on the sphere and inside;
+    also where more is known of the entries beside the first order than of their tokens.
+    """
+    reached = 0.0
+    for seed, (eps, share) in enumerate(((0.02, 0.0), (0.02, 0.3), (0.15, 0.05), (0.4, 0.5))):
+        g = torch.Generator().manual_seed(seed)
+        layer, x, jacobian = MAKERS[name](g), 1.5 * normal(g, 1, N, D), normal(g, P, N, D)
+        rest = share * eps * torch.rand(N, dtype=torch.float64, generator=g)
+        along = 0.1 * normal(g, D) if known else normal(g, 4000, N, D)
+        beside = along / along.norm(dim=-1, keepdim=True) * normal(g, 4000, N, 1).clamp(-1, 1)
+        beside = beside * rest[:, None]
+
+        def entries(weight: Tensor, rest: Tensor = rest, along: Tensor = along) -> Tensor:
+            return rest[:, None] * (weight @ along / along.norm()).abs()
+
+        tangent = Tangent(
+            jacobian, eps, rest, rest.norm(), dense_norm(jacobian), entries if known else None
+        )
+        found = layer.along(x, tangent)
+        if found.forms is None:
+            return
+        delta = normal(g, 4000, P)
+        delta = eps * delta / delta.norm(dim=1, keepdim=True) * normal(g, 4000, 1).clamp(-1, 1)
+        first = torch.einsum("sp,pnd->snd", delta, jacobian)
+        left = beyond(layer, x, first, beside).detach()
+        directions = normal(g, 3, N, D)
+        for direction in (directions, -directions):
+            form, spent = found.forms(direction)
+            fall = -torch.einsum("snd,cnd->cs", left, direction)
+            bound = torch.einsum("sp,cpq,sq->cs", delta, form, delta) + spent[:, None]
+            assert (fall <= bound * (1 + 1e-9) + 1e-9).all()
+            reached = max(reached, float((fall / (bound + 1e-12)).max()))
+    assert reached > 0.03, "the bound is empty"
 
 
 @pytest.mark.parametrize("centred", [True, False])

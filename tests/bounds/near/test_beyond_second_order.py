@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from tests.bounds.near.tangent_cases import D, N, left
@@ -39,14 +41,38 @@ def reached(part: str) -> float:
     return float((torch.linalg.vector_norm(left(place, beside), dim=-1) / bound).max())
 
 
+WITHOUT = {
+    "three": ("kappa", "psi", "z"),
+    "two": ("psi", "z"),
+    "second": ("second",),
+    "slip": ("scale",),
+    "first": ("reach", "psi", "z"),
+}
+"""What each example cannot do without."""
+
+
 @pytest.mark.parametrize("part", list(PARTS))
 def test_a_part_that_is_left_out_is_missed(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert reached(part) <= 1
-    true = along._Scores.beyond
+    true = along._Scores.alone
 
     def without(self: along._Scores, *values: torch.Tensor) -> torch.Tensor:
-        setattr(self, part, 0 * getattr(self, part))
+        for name in WITHOUT[part]:
+            setattr(self, name, 0 * getattr(self, name))
         return true(self, *values)
 
-    monkeypatch.setattr(along._Scores, "beyond", without)
+    monkeypatch.setattr(along._Scores, "alone", without)
     assert reached(part) > 1
+
+
+def test_rests_of_the_exponential_are_below_their_parabolas() -> None:
+    for size in (1e-9, 1e-4, 0.009, 0.011, 0.5, 3.0, 20.0):
+        psi, kappa = along.growth(torch.tensor(size, dtype=torch.float64))
+        for t in (size, -size, size / 3, -size / 3):
+            series = [t**k / math.factorial(k) for k in range(2, 120)]
+            two, three = math.fsum(series), abs(math.fsum(series[1:]))
+            assert two <= float(psi) * t**2 / 2
+            assert three <= float(kappa) * t**2
+        assert float(kappa) * size**2 <= 1.2 * math.fsum(
+            size**k / math.factorial(k) for k in range(3, 120)
+        )

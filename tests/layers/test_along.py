@@ -160,7 +160,7 @@ def test_forms_hold_at_every_perturbation(name: str, known: bool) -> None:
         left = beyond(layer, x, first, beside).detach()
         directions = normal(g, 3, N, D)
         for direction in (directions, -directions):
-            form, spent = found.forms(direction)
+            form, spent = (part.detach() for part in found.forms(direction))
             fall = -torch.einsum("snd,cnd->cs", left, direction)
             bound = torch.einsum("sp,cpq,sq->cs", delta, form, delta) + spent[:, None]
             assert (fall <= bound * (1 + 1e-9) + 1e-9).all()

@@ -76,3 +76,27 @@ def test_rests_of_the_exponential_are_below_their_parabolas() -> None:
         assert float(kappa) * size**2 <= 1.2 * math.fsum(
             size**k / math.factorial(k) for k in range(3, 120)
         )
+
+
+@pytest.mark.parametrize("at_once", [along.AT_ONCE, 0])
+def test_a_value_whose_own_score_rests_is_paid_for(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    r"""Two scores move by a and -a, and the value of the third token by b: it is read as $b/(1 +
+    2\cosh a)$. The first two tokens hardly move, since keys are a thousand times as large, so that
+    the rest is missed where every value is only weighed with its own token's score.
+    """
+    monkeypatch.setattr(along, "AT_ONCE", at_once)
+    unit = torch.eye(3, dtype=torch.float64)
+    query, key, value = (unit[None, one : one + 1] for one in range(3))
+    heads = Heads(query, 1e3 * key, value, value.mT, scale=1.0)
+    x = unit[0].expand(3, 3)
+    jacobian = torch.zeros(2, 3, 3, dtype=torch.float64)
+    jacobian[0, 0, 1], jacobian[0, 1, 1], jacobian[1, 2, 2] = 1e-3, -1e-3, 1
+    eps, still = 0.3, torch.zeros(3, dtype=torch.float64)
+    found = followed(Softmax(heads), x, jacobian, eps, still)
+    a = b = eps / math.sqrt(2)
+    lost = b * abs(1 / (1 + 2 * math.cosh(a)) - 1 / 3)
+    assert float(found.tokens.min()) >= lost
+    every = unit[2].expand(1, 3, 3)  # against the sum of all tokens
+    assert float(found.third(every)) >= 3 * lost

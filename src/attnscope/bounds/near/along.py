@@ -226,8 +226,9 @@ class _Beyond:
         self.value = x @ self.c.mT
         self.noise = torch.linalg.vector_norm(x, dim=-1).amax()
         rows = self.jacobian.movedim(0, -1)
-        if p.numel() * rows[0].numel() > AT_ONCE:  # values need not be centred
-            self.spread = _norms(rows).expand_as(p) * eps
+        if p.numel() * rows[0].numel() > AT_ONCE:  # too many to be centred, row by row
+            plain = _norms(rows)
+            self.spread = (plain + (p @ plain)[..., None]) * eps
         else:
             around = rows - torch.einsum("hij,jdp->hidp", p, rows)[:, :, None]
             self.spread = _norms(around) * eps

@@ -99,7 +99,11 @@ GRID: dict[str, dict[str, Any]] = {
     "mixing, round corners, whole loss, late, longer": MIXING
     | {"half_width": 1.0, "steps": 1000, "rate": 0.005}
     | LATE,
+    "mixing, round corners, whole loss, longer": MIXING
+    | {"half_width": 1.0, "steps": 1000, "loss": "certified"},
     "comparing, sharpest, whole loss": COMPARING | {"cap": 0.8, "loss": "certified"},
+    "comparing, sharpest, whole loss, longer": COMPARING
+    | {"cap": 0.8, "steps": 1000, "loss": "certified"},
     "comparing, cap 1.2, whole loss": COMPARING | {"cap": 1.2, "loss": "certified"},
     "comparing, sharpest, learned embedding, longer": COMPARING
     | {"cap": 0.8, "steps": 1000}
@@ -146,6 +150,7 @@ MORE = {
     True: [
         *FIRST[True],
         "comparing, cap 1.2, longer",
+        "comparing, sharpest, whole loss, longer",
         "comparing, sharpest, whole loss",
         "comparing, cap 1.2, whole loss",
     ],
@@ -153,6 +158,7 @@ MORE = {
         *FIRST[False],
         "mixing, round corners, wide, longer",
         "mixing, round corners, writing less, longer",
+        "mixing, round corners, whole loss, longer",
         "mixing, round corners, whole loss, late, longer",
     ],
 }

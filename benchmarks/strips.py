@@ -105,6 +105,14 @@ GRID: dict[str, dict[str, Any]] = {
     "comparing, sharpest, whole loss, longer": COMPARING
     | {"cap": 0.8, "steps": 1000, "loss": "certified"},
     "comparing, cap 1.2, whole loss": COMPARING | {"cap": 1.2, "loss": "certified"},
+    "comparing, cap 1.2, whole loss, longer": COMPARING
+    | {"cap": 1.2, "steps": 1000, "loss": "certified"},
+    "mixing, round corners, wide, whole loss, longer": MIXING
+    | {"half_width": 1.0, "heads": 4, "dim": 160, "hidden": 256, "steps": 1000}
+    | {"loss": "certified"},
+    "mixing, rounder corners, learned embedding, whole loss, longer": MIXING
+    | {"half_width": 2.0, "steps": 1000, "loss": "certified"}
+    | SEEN,
     "comparing, sharpest, learned embedding, longer": COMPARING
     | {"cap": 0.8, "steps": 1000}
     | SEEN,
@@ -128,12 +136,14 @@ FIRST = {
         "comparing, sharper",
         "comparing, sharper, longer",
         "comparing, sharpest, longer",
+        "comparing, sharpest, whole loss, longer",
     ],
     False: [
         "mixing, longer",
         "mixing, round corners, longer",
         "mixing, rounder corners, longer",
         "mixing, round corners, four heads, longer",
+        "mixing, round corners, whole loss, longer",
     ],
 }
 ROOM = {
@@ -142,15 +152,20 @@ ROOM = {
         "comparing, sharpest, longer",
         "comparing, cap 1.2, longer",
         "comparing, cap 1.6, longer",
+        "comparing, sharpest, whole loss, longer",
+        "comparing, cap 1.2, whole loss, longer",
     ],
-    False: [*FIRST[False][1:], "mixing, round corners, wide, longer"],
+    False: [
+        *FIRST[False][1:],
+        "mixing, round corners, wide, longer",
+        "mixing, round corners, wide, whole loss, longer",
+    ],
 }
 """Among five pictures heads must be sharper, and a control needs room for all pairs."""
 MORE = {
     True: [
         *FIRST[True],
         "comparing, cap 1.2, longer",
-        "comparing, sharpest, whole loss, longer",
         "comparing, sharpest, whole loss",
         "comparing, cap 1.2, whole loss",
     ],
@@ -158,11 +173,10 @@ MORE = {
         *FIRST[False],
         "mixing, round corners, wide, longer",
         "mixing, round corners, writing less, longer",
-        "mixing, round corners, whole loss, longer",
         "mixing, round corners, whole loss, late, longer",
     ],
 }
-"""Where the first four of either side leave much to be found: classes, and two layers."""
+"""Where the first five of either side leave much to be found: classes, and two layers."""
 
 LARGE = {
     True: [
@@ -171,6 +185,8 @@ LARGE = {
         "comparing, sharpest, longer",
         "comparing, cap 1.2, longer",
         *MORE[True][-2:],
+        "comparing, sharpest, whole loss, longer",
+        "comparing, cap 1.2, whole loss, longer",
     ],
     False: [
         "mixing, round corners, longer",
@@ -179,6 +195,8 @@ LARGE = {
         "mixing, rounder corners, learned embedding, longer",
         "mixing, round corners, wide, longer",
         "mixing, round corners, whole loss, late, longer",
+        "mixing, round corners, whole loss, longer",
+        "mixing, rounder corners, learned embedding, whole loss, longer",
     ],
 }
 """For pictures of many numbers. The first two of either side are not tried on classes: of the very

@@ -7,6 +7,8 @@ The map is $X \mapsto (\Gamma_{\mu(X)}(x_i))_i$ with the weights and positions o
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 from copy import copy
 
 import torch
@@ -16,13 +18,15 @@ from torch import Tensor
 from attnscope.attention import Attention
 from attnscope.measures import Particles
 from attnscope.operators.kernels import SoftmaxKernel
-from attnscope.operators.operator import LinearOperator, of_function
-from attnscope.operators.precision import widened
+from attnscope.operators.operator import Gram, LinearOperator, of_function
+from attnscope.operators.precision import wide, widened
 
 ROWS_AT_ONCE = 4096
 """The adjoint projects this many rows at a time, and writes them over the gradients that it no
 longer needs.
 """
+SAVING_PAIRS = 8
+"""The pairs within which a lighter form of the layer must have saved what it costs."""
 SMALLEST, LARGEST = 1e-8, 1e8
 """Sizes of tensors whose products float32 can hold, one after the other."""
 
@@ -64,6 +68,7 @@ def _of_checked(attention: Attention, mu: Particles, layer: _Layer | None = None
 
     return dataclasses.replace(
         in_metric(plain, mu.weights),
+        lighter=None if layer is None else _lighter(layer, mu, plain.rounding),
         exact=(
             None
             if mu.x.dtype == torch.float64
@@ -78,6 +83,47 @@ def _of_checked(attention: Attention, mu: Particles, layer: _Layer | None = None
     )
 
 
+def _lighter(layer: _Layer, mu: Particles, rounding: float) -> Callable[[], LinearOperator] | None:
+    r"""The heads side by side, o, before the output projection W, measured by $W^TW$: one product
+    with a matrix where the projection and its adjoint are two. None where a few pairs would not pay
+    for that matrix, or where its entries are of extreme size.
+    """
+    if layer.out is None:
+        return None
+    d, c = layer.out.shape
+    if SAVING_PAIRS * mu.x[..., 0].numel() * (2 * d - c) < d * c or not _are_moderate(layer.out):
+        return None
+
+    def operator(layer: _Layer, mu: Particles, gram: Gram) -> LinearOperator:
+        shape, stack = tuple(mu.x.shape[-2:]), tuple(mu.x.shape[:-2])
+        plain = LinearOperator(
+            layer.moved, layer.pulled, shape, (shape[0], c), mu.x.dtype, mu.x.device, stack,
+            rounding=rounding, gram=gram,
+        )  # fmt: skip
+
+        def restrict(index: Int[Tensor, " c"]) -> LinearOperator:
+            return operator(layer.restricted(index), mu.rows(index), gram)
+
+        return dataclasses.replace(
+            in_metric(plain, mu.weights), restrict=restrict if stack else None
+        )
+
+    @torch.no_grad()
+    def made() -> LinearOperator:
+        assert layer.out is not None
+        matrix = layer.out.mT @ layer.out
+        return operator(layer, mu, Gram(matrix, float(wide(matrix).norm())))
+
+    return made
+
+
+def _are_moderate(*parts: Tensor) -> bool:
+    """Whether products of their entries stay far from the ends of float32."""
+    ends = torch.stack([end for part in parts for end in torch.aminmax(part.detach())])
+    sizes = ends.abs().view(-1, 2).amax(1)
+    return bool((((sizes > SMALLEST) & (sizes < LARGEST)) | (sizes == 0)).all())
+
+
 def _fits_float32(attention: Attention, mu: Particles) -> bool:
     """Whether float64 numbers lie where float32 keeps its digits. Angles of rotary embeddings do
     not: they grow with the token's number.
@@ -86,8 +132,7 @@ def _fits_float32(attention: Attention, mu: Particles) -> bool:
         return False
     heads = attention.heads
     parts = (mu.x, mu.weights, heads.query, heads.key, heads.value, heads.output)
-    sizes = torch.stack([part.detach().abs().amax() for part in parts if part is not None])
-    return bool((((sizes > SMALLEST) & (sizes < LARGEST)) | (sizes == 0)).all())
+    return _are_moderate(*(part for part in parts if part is not None))
 
 
 def in_metric(plain: LinearOperator, weights: Float[Tensor, "*stack n"]) -> LinearOperator:
@@ -145,7 +190,8 @@ class _Layer:
     their adjoints.
 
     Projected vectors lie token by token, (n, stack, heads, k): the problems (stack times heads) of
-    the kernel are views of them. Short sequences need no queries and keys, see `_met`.
+    the kernel are views of them. Short sequences need no queries and keys, see `_met`, but for the
+    first product, which may be the only one.
     """
 
     def __init__(self, attention: Attention, mu: Particles, kernel: SoftmaxKernel) -> None:
@@ -154,7 +200,8 @@ class _Layer:
         self.into = [part.flatten(0, 1) for part in (heads.query, heads.key, heads.value)]
         self.out = None if heads.output is None else heads.output.transpose(0, 1).flatten(1)
         self.kernel = kernel
-        self.met = _met(self, mu) if _is_short(attention, mu, kernel) else None
+        self.short, self.used = _is_short(attention, mu, kernel), False
+        self._met: Float[Tensor, "b r d"] | None = None
 
     def restricted(self, index: Int[Tensor, " c"]) -> _Layer:
         """The layer at these sequences of the stack alone."""
@@ -162,42 +209,74 @@ class _Layer:
         smaller.kernel = self.kernel.restricted(
             (index[:, None] * h + torch.arange(h, device=index.device)).flatten()
         )
-        smaller.met = None if self.met is None else self.met[index]
+        smaller._met = None if self._met is None else self._met[index]
         return smaller
+
+    def met(self) -> Float[Tensor, "b r d"] | None:
+        """What `_met` makes, once, for short sequences that have been used before."""
+        if self.short and self.used and self._met is None:
+            self._met = _met(self)
+        self.used = True
+        return self._met
 
     @torch.no_grad()
     def mv(self, u: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack n d"]:
-        tokens = _token_by_token(u)
-        if self.met is None:
-            o = self.kernel.jvp(*self._changes(tokens, u.shape[-2]))
-        else:
-            v = self._problems(tokens @ self.into[2].mT, u.shape[-2])
-            o = self.kernel.jvp_of_scores(self._score_changes(u, self.met), v)
+        o = self._moved(u)
         if self.out is None:
             return o.unflatten(0, (-1, self.heads.count)).sum(1).reshape(u.shape)
-        return _stacked(_side_by_side(o, len(tokens)) @ self.out.mT, u.shape)
+        return _stacked(_side_by_side(o, u[..., 0].numel()) @ self.out.mT, u.shape)
 
     @torch.no_grad()
     def rmv(self, y: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack n d"]:
-        tokens = _token_by_token(y)
-        if self.met is not None:
-            scores, v = self.kernel.vjp_of_scores(self._read(tokens, y.shape[-2]))
-            found = _stacked(_side_by_side(v, len(tokens)) @ self.into[2], y.shape)
-            return found + self._score_gradients(scores, self.met).view(y.shape)
-        q, k, v, bias = self.kernel.vjp(self._read(tokens, y.shape[-2]))
+        return self._pulled(self._read(_token_by_token(y), y.shape[-2]), y.shape)
+
+    @torch.no_grad()
+    def moved(self, u: Float[Tensor, "*stack n d"]) -> Float[Tensor, "*stack n c"]:
+        """The change of what the output projection takes, the heads of each token side by side."""
+        rows = _side_by_side(self._moved(u), u[..., 0].numel())
+        return _stacked(rows, (*u.shape[:-1], rows.shape[1]))
+
+    @torch.no_grad()
+    def pulled(self, y: Float[Tensor, "*stack n c"]) -> Float[Tensor, "*stack n d"]:
+        """The adjoint of `moved`."""
+        rows = _token_by_token(y)
+        rows = rows.clone() if rows.data_ptr() == y.data_ptr() else rows  # it is written over
+        o = self._problems(rows, y.shape[-2])
+        return self._pulled(o, (*y.shape[:-1], self.into[0].shape[1]))
+
+    def _moved(self, u: Float[Tensor, "*stack n d"]) -> Float[Tensor, "g n v"]:
+        tokens = _token_by_token(u)
+        met = self.met()
+        if met is None:
+            return self.kernel.jvp(*self._changes(tokens, u.shape[-2]))
+        v = self._problems(tokens @ self.into[2].mT, u.shape[-2])
+        return self.kernel.jvp_of_scores(self._score_changes(u, met), v)
+
+    def _pulled(
+        self, o: Float[Tensor, "g n v"], shape: tuple[int, ...]
+    ) -> Float[Tensor, "*stack n d"]:
+        """Gradients in the tokens from those in what the heads return, which are written over."""
+        rows, met = math.prod(shape[:-1]), self.met()
+        if met is not None:
+            scores, v = self.kernel.vjp_of_scores(o)
+            found = _stacked(_side_by_side(v, rows) @ self.into[2], shape)
+            return found + self._score_gradients(scores, met).view(shape)
+        q, k, v, bias = self.kernel.vjp(o)
         if bias is not None and self.kernel.slope is not None:
             k.addcmul_(bias.unsqueeze(-1), self.kernel.slope)
         if self.at is not None:
             q, k = self.heads.turn(q, -self.at), self.heads.turn(k, -self.at)
-        parts = [_side_by_side(part, len(tokens)) for part in (q, k, v)]
-        total = parts[0] if parts[0].shape == tokens.shape else torch.empty_like(tokens)
-        for start in range(0, len(tokens), ROWS_AT_ONCE):
-            rows = slice(start, start + ROWS_AT_ONCE)
-            made = parts[0][rows] @ self.into[0]
+        parts = [_side_by_side(part, rows) for part in (q, k, v)]
+        total = (
+            parts[0] if parts[0].shape[1] == shape[-1] else parts[0].new_empty(rows, shape[-1])
+        )
+        for start in range(0, rows, ROWS_AT_ONCE):
+            some = slice(start, start + ROWS_AT_ONCE)
+            made = parts[0][some] @ self.into[0]
             for part, matrix in zip(parts[1:], self.into[1:], strict=True):
-                made.addmm_(part[rows], matrix)
-            total[rows] = made
-        return _stacked(total, y.shape)
+                made.addmm_(part[some], matrix)
+            total[some] = made
+        return _stacked(total, shape)
 
     def _changes(
         self, tokens: Float[Tensor, "rows d"], n: int
@@ -253,7 +332,7 @@ def _is_short(attention: Attention, mu: Particles, kernel: SoftmaxKernel) -> boo
 
 
 @torch.no_grad()
-def _met(layer: _Layer, mu: Particles) -> Float[Tensor, "b r d"]:
+def _met(layer: _Layer) -> Float[Tensor, "b r d"]:
     r"""The vectors that tokens meet in scores. With $A_j = sW_Q^Tk_j$ and $B_i = sW_K^Tq_i$
 
     $$ \dot s_{ij} = \langle\dot x_i, A_j\rangle + \langle\dot x_j, B_i\rangle; $$
@@ -261,14 +340,13 @@ def _met(layer: _Layer, mu: Particles) -> Float[Tensor, "b r d"]:
     A of all heads and tokens first, then B. Twice as many numbers as all heads have tokens, for
     each coordinate; they are made once, at the cost of the projections that one product saves.
     """
-    h, n = layer.heads.count, mu.n
+    kernel, heads, h = layer.kernel, layer.heads, layer.heads.count
 
     def through(part: Float[Tensor, "g n k"], matrix: Float[Tensor, "h k d"]) -> Tensor:
         by_head = part.unflatten(0, (-1, h)).transpose(0, 1)
         made = torch.bmm(by_head.reshape(h, -1, part.shape[-1]), matrix)
-        return made.view(h, -1, n, made.shape[-1]).transpose(0, 1).flatten(1, 2)
+        return made.view(h, -1, *part.shape[1:-1], made.shape[-1]).transpose(0, 1).flatten(1, 2)
 
-    kernel, heads = layer.kernel, layer.heads
     return torch.cat([through(kernel.k, heads.query), through(kernel.q, heads.key)], 1)
 
 

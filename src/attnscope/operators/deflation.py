@@ -59,6 +59,7 @@ def deflated(op: LinearOperator, found: Float[Tensor, "b m N"]) -> LinearOperato
         rmv=lambda u: without(op.rmv(u)),
         exact=None,
         coarse=None,
+        lighter=None,
         restrict=None if part is None else lambda index: deflated(part(index), found[index]),
     )
 

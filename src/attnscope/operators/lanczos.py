@@ -19,11 +19,13 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from attnscope.operators.operator import LinearOperator
-from attnscope.operators.precision import lengths
+from attnscope.operators.precision import home, lengths
 from attnscope.operators.scaling import in_range, norms
 
 BLOCK = 8
 MORE_STEPS = 20
+CANCELLED = 1e-3
+"""The least part of a Gram matrix's norm with which it may measure a vector."""
 
 
 @dataclass
@@ -196,6 +198,10 @@ class Basis:
             self.blocks[number] = block[: len(order)]
 
 
+class Cancellation(Exception):
+    """A Gram matrix nearly sends what it measures to zero: too few digits are left."""
+
+
 @dataclass
 class Lanczos:
     """The running state for a stack that was flattened to one axis; vectors are (b, N)."""
@@ -230,17 +236,23 @@ class Lanczos:
         r = self.op.mv(self.v.reshape(-1, *self.op.in_shape)).reshape(len(self.v), -1)
         if self.basis.count > 1:
             r = torch.addcmul(r, self._column(self.beta), self.u, value=-1)
-        alpha = lengths(r)
+        y, alpha, cancelled = self._measured(r)
         most = self.rounding * math.sqrt(self.start.shape[1]) * self.scale
         stuck = self._sent(np.where(self.active, most, np.inf), alpha)
         moves = (alpha > stuck) & in_range(alpha, r.dtype)
-        self.u = r * self._column(torch.where(moves, 1 / alpha, 0.0))
-        w = self.op.rmv(self.u.reshape(-1, *self.op.out_shape)).reshape(len(self.v), -1)
+        inverse = self._column(torch.where(moves, 1 / alpha, 0.0))
+        self.u = r * inverse
+        y = self.u if y is r else y.mul_(inverse)
+        w = self.op.rmv(y.reshape(-1, *self.op.out_shape)).reshape(len(self.v), -1)
         w = torch.addcmul(w, self._column(torch.where(moves, alpha, 0.0)), self.v, value=-1)
         removed = self.basis.remove_from(w)
         self.beta = lengths(w)
-        told = torch.stack([alpha, self.beta, removed.to(alpha.dtype), moves.to(alpha.dtype)])
-        found, beta, lost, moved = told.cpu().double().numpy()
+        told = torch.stack(
+            [part.to(alpha.dtype) for part in (alpha, self.beta, removed, moves, cancelled)]
+        )
+        found, beta, lost, moved, unsure = told.cpu().double().numpy()
+        if (self.active & (unsure > 0)).any():
+            raise Cancellation
         if (lost > 3 * beta**2).any():  # less than half is left: it may not be orthogonal yet
             self.basis.remove_from(w)
             self.beta = lengths(w)
@@ -252,6 +264,22 @@ class Lanczos:
         going = self.active & ~self.process.finished
         inverse = np.divide(1.0, beta, out=np.zeros_like(beta), where=going)
         self.v = w * self._column(self._sent(inverse, w))
+
+    def _measured(
+        self, r: Float[Tensor, "b N"]
+    ) -> tuple[Float[Tensor, "b N"], Float[Tensor, " b"], Bool[Tensor, " b"]]:
+        """What the adjoint takes, r or what a Gram matrix makes of it; the norms of r; and where
+        that matrix has cancelled too much of them.
+        """
+        gram = self.op.gram
+        if gram is None:
+            alpha = lengths(r)
+            return r, alpha, torch.zeros_like(alpha, dtype=torch.bool)
+        y = gram(r)
+        kind = torch.float64 if home(r.device) == r.device else r.dtype
+        squares = (r * y).sum(1, dtype=kind).clamp(min=0)
+        least = CANCELLED * gram.size * torch.linalg.vector_norm(r, dim=1).square()
+        return y, squares.sqrt(), squares < least
 
     def _remember(
         self,

@@ -31,6 +31,18 @@ float32 stay far below.
 
 
 @dataclass(frozen=True, eq=False)
+class Gram:
+    """A symmetric matrix that measures each token of a map's outputs."""
+
+    matrix: Float[Tensor, "c c"]
+    size: float
+    """Its Frobenius norm."""
+
+    def __call__(self, y: Float[Tensor, "b N"]) -> Float[Tensor, "b N"]:
+        return (y.reshape(-1, len(self.matrix)) @ self.matrix).view(y.shape)
+
+
+@dataclass(frozen=True, eq=False)
 class LinearOperator:
     """A linear map between tensors, or a stack of independent ones: vectors have shape
     `(*stack, *in_shape)`.
@@ -39,7 +51,9 @@ class LinearOperator:
     `exact` is the same map in float64 when this one is not; `coarse` that of a float64 one in
     float32, where its products may find what float64 ones then judge; `restrict(index)` is the
     sub-stack of these problems; `rounding` is the relative error of a product where it may exceed
-    what the precision explains.
+    what the precision explains; `lighter` is a map of the same right singular vectors and singular
+    values that costs less, for searches from whose coefficients nothing is proved. Its outputs y
+    have the norm $\\langle y, Gy\\rangle^{1/2}$, `gram` being G, and its `rmv` takes Gy.
     """
 
     mv: Callable[[Tensor], Tensor]
@@ -54,6 +68,8 @@ class LinearOperator:
     restrict: Callable[[Tensor], LinearOperator] | None = None
     rounding: float = field(default=0.0, repr=False)
     coarse: Callable[[], LinearOperator] | None = field(default=None, repr=False)
+    lighter: Callable[[], LinearOperator] | None = field(default=None, repr=False)
+    gram: Gram | None = field(default=None, repr=False)
 
     __repr__ = brief
 
@@ -92,6 +108,7 @@ class LinearOperator:
             mv=lambda u: self.mv(inner.mv(u)),
             rmv=lambda u: inner.rmv(self.rmv(u)),
             in_shape=inner.in_shape,
+            lighter=None,
             exact=composed(self.exact, inner.exact),
             coarse=composed(self.coarse, inner.coarse),
             restrict=composed(self.restrict, inner.restrict),
@@ -107,6 +124,7 @@ class LinearOperator:
             )
         return self._derived(
             lambda op: op.plus(multiple),
+            lighter=None,
             mv=lambda u: self.mv(u) + multiple * u,
             rmv=lambda u: self.rmv(u) + multiple * u,
         )
@@ -115,6 +133,7 @@ class LinearOperator:
         """The adjoint map, in the same metric."""
         return self._derived(
             LinearOperator.adjoint,
+            lighter=None,
             mv=self.rmv,
             rmv=self.mv,
             in_shape=self.out_shape,
@@ -128,6 +147,7 @@ class LinearOperator:
         root = self.weights.sqrt().unsqueeze(-1)
         return self._derived(
             LinearOperator.whitened,
+            lighter=_after(self.lighter, LinearOperator.whitened),
             mv=lambda u: self.mv(u / root) * root,
             rmv=lambda u: self.rmv(u / root) * root,
             weights=None,
@@ -146,6 +166,7 @@ class LinearOperator:
 
         return op._derived(
             LinearOperator.flat,
+            lighter=_after(op.lighter, LinearOperator.flat),
             mv=on_vectors(op.mv, op.in_shape),
             rmv=on_vectors(op.rmv, op.out_shape),
             in_shape=(op.shape[1],),
@@ -159,11 +180,11 @@ class LinearOperator:
         """This operator with changes; `transform` makes the same change to its float64 and
         restricted forms.
         """
-        exact, part, coarse = self.exact, self.restrict, self.coarse
+        part = self.restrict
         return replace(
             self,
-            exact=None if exact is None else lambda: transform(exact()),
-            coarse=None if coarse is None else lambda: transform(coarse()),
+            exact=_after(self.exact, transform),
+            coarse=_after(self.coarse, transform),
             restrict=None if part is None else lambda index: transform(part(index)),
             **changes,
         )
@@ -212,6 +233,12 @@ class LinearOperator:
         return ScipyOperator(
             op.shape, matvec=on_arrays(op.mv), rmatvec=on_arrays(op.rmv), dtype=kind
         )
+
+
+def _after(
+    made: Callable[[], LinearOperator] | None, transform: Callable[[LinearOperator], LinearOperator]
+) -> Callable[[], LinearOperator] | None:
+    return None if made is None else lambda: transform(made())
 
 
 def of_function(

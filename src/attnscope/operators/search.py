@@ -5,6 +5,7 @@ metric is Euclidean.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from attnscope.operators.bracket import ROUNDING, narrowest, upper_bound
-from attnscope.operators.lanczos import Lanczos, Ritz, ahead, noise
+from attnscope.operators.lanczos import Cancellation, Lanczos, Ritz, ahead, noise
 from attnscope.operators.operator import LinearOperator
 from attnscope.operators.precision import wide
 from attnscope.operators.scaling import exponents, norms, scaled, times_powers
@@ -63,7 +64,24 @@ def search(
     failure_probability: float | None,
     max_pairs: int,
 ) -> Found:
-    """Search from what `draw(op, attempt)` gives."""
+    """Search from what `draw(op, attempt)` gives; where no upper bound is asked for, with products
+    of the map's lighter form.
+    """
+    if failure_probability is None and op.lighter is not None:
+        with suppress(Cancellation):
+            return _searched(op, op.lighter(), draw, tol, failure_probability, max_pairs)
+    return _searched(op, op, draw, tol, failure_probability, max_pairs)
+
+
+def _searched(
+    whole: LinearOperator,
+    op: LinearOperator,
+    draw: Draw,
+    tol: float,
+    failure_probability: float | None,
+    max_pairs: int,
+) -> Found:
+    """Search with products of `op`, and finish with one of the whole map."""
     problems, size = op.stack[0], op.shape[1]
     slack = allowance(op)
     share = None if failure_probability is None else failure_probability / problems
@@ -79,7 +97,6 @@ def search(
         around=torch.zeros(problems, size, dtype=op.dtype, device=op.device),
     )
     lanczos, starts, powers = _started(op, draw)
-    op = lanczos.op
     rule = Stopping(tol, max(tol, narrowest(slack)) / (1 + slack), starts, share)
     number = np.arange(problems)  # which problem each row of the running process is
     near = False
@@ -102,10 +119,10 @@ def search(
             lanczos.freeze(stop)
         if not lanczos.active.any():
             break
-        if op.restrict is not None and lanczos.active.mean() <= SHRINK_AT:
+        if lanczos.op.restrict is not None and lanczos.active.mean() <= SHRINK_AT:
             number = number[lanczos.shrink()]
     del lanczos  # its basis is the largest thing here, and has served
-    _finish(found, op)
+    _finish(found, scaled(whole, -powers) if powers.any() else whole)
     _scaled_back(found, powers)
     return found
 
@@ -117,6 +134,8 @@ def _started(op: LinearOperator, draw: Draw) -> tuple[Lanczos, Starts, Int[np.nd
     lanczos, starts = _first_step(op, draw)
     powers = exponents(lanczos.process.alpha[:, 0])
     if powers.any():
+        if op.gram is not None:
+            raise Cancellation
         lanczos, starts = _first_step(scaled(op, -powers), draw)
     return lanczos, starts, powers
 

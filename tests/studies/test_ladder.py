@@ -12,7 +12,7 @@ from test_measure_study import tiny
 
 from attnscope.studies import Workbench
 from attnscope.studies.measure import Measure, MeasureConfig, measure
-from attnscope.studies.measure.ladder import aligned, ladders
+from attnscope.studies.measure.ladder import by_place, by_token, ladders
 
 
 def test_ladders_have_eight_rungs_of_the_same_heads() -> None:
@@ -30,7 +30,7 @@ def test_vectors_follow_their_tokens(m: int, n: int) -> None:
     first, samples = 1, 4
     numbers = torch.arange((first + samples) * max(m, n)).double() + 1
     old = torch.stack([numbers[s * m : (s + 1) * m] for s in range(first, first + samples)])
-    moved = aligned(old[None, ..., None], m, n, first)[0, ..., 0]
+    moved = by_token(old[None, ..., None], m, n, first)[0, ..., 0]
     for row, s in zip(moved, range(first, first + samples), strict=True):
         here = numbers[s * n : (s + 1) * n]
         shared = torch.isin(here, old[s - first])

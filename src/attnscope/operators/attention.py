@@ -267,9 +267,7 @@ class _Layer:
         if self.at is not None:
             q, k = self.heads.turn(q, -self.at), self.heads.turn(k, -self.at)
         parts = [_side_by_side(part, rows) for part in (q, k, v)]
-        total = (
-            parts[0] if parts[0].shape[1] == shape[-1] else parts[0].new_empty(rows, shape[-1])
-        )
+        total = parts[0] if parts[0].shape[1] == shape[-1] else parts[0].new_empty(rows, shape[-1])
         for start in range(0, rows, ROWS_AT_ONCE):
             some = slice(start, start + ROWS_AT_ONCE)
             made = parts[0][some] @ self.into[0]

@@ -24,9 +24,9 @@ from attnscope.operators.stopping import LEAST_PAIRS, Stopping, closed
 EVERY_STEP_UNTIL = 12
 SHRINK_AT = 0.8
 """The stack is cut down to the problems still running when no more than this part of it is."""
-BLEND = (1.0, 0.5, 0.25)
+BLEND = (1.0, 0.4, 0.1)
 """How much of each leading Ritz vector a nearby search starts from: enough of the next ones that
-one of them cannot become the largest unseen.
+one of them cannot become the largest unseen, and no more, since it must be told from them again.
 """
 Draw = Callable[[LinearOperator, int], Starts]
 """Starts of a flat stack at this attempt."""

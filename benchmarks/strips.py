@@ -113,6 +113,10 @@ GRID: dict[str, dict[str, Any]] = {
     "mixing, rounder corners, learned embedding, whole loss, longer": MIXING
     | {"half_width": 2.0, "steps": 1000, "loss": "certified"}
     | SEEN,
+    "comparing, sharpest, whole loss, longest": COMPARING
+    | {"cap": 0.8, "steps": 3000, "loss": "certified"},
+    "mixing, round corners, whole loss, longest": MIXING
+    | {"half_width": 1.0, "steps": 3000, "loss": "certified"},
     "comparing, sharpest, learned embedding, longer": COMPARING
     | {"cap": 0.8, "steps": 1000}
     | SEEN,
@@ -177,6 +181,21 @@ MORE = {
     ],
 }
 """Where the first five of either side leave much to be found: classes, and two layers."""
+HARDER = {
+    True: [
+        *FIRST[True],
+        "comparing, cap 1.2, longer",
+        "comparing, cap 1.2, whole loss, longer",
+        "comparing, sharpest, whole loss, longest",
+    ],
+    False: [
+        *FIRST[False],
+        "mixing, round corners, wide, whole loss, longer",
+        "mixing, rounder corners, learned embedding, whole loss, longer",
+        "mixing, round corners, whole loss, longest",
+    ],
+}
+"""For the first task, whose control is the one that gains most from room and from steps."""
 
 LARGE = {
     True: [
@@ -210,7 +229,7 @@ def settings(task: Task, content: bool) -> list[str]:
         return ROOM[content]
     if task.pictures == "svhn":
         return LARGE[content][2 * (task.same == "class") :]
-    return (FIRST if task == TASKS[0] else MORE)[content]
+    return (HARDER if task == TASKS[0] else MORE)[content]
 
 
 class OutOfTime(Exception):

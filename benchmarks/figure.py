@@ -71,7 +71,7 @@ def _timed(action: Callable[[], object]) -> float:
 def _estimated(attention: Attention, x: Tensor, memory: Memory, n: int) -> None:
     near = memory.near((0, ()), n)
     result = spectral_norm(jacobian(attention, Particles(x)), tol=TOLERANCE, near=near)
-    memory.keep((0, ()), n, result)
+    memory.keep((0, ()), n, result.around)
 
 
 def _bracketed(attention: Attention, x: Tensor) -> None:

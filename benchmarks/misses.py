@@ -45,7 +45,7 @@ def _ladders(model: Model) -> dict[str, Any]:
             for n, op, truth in problems:
                 near = memory.near((layer, ()), n)
                 found = spectral_norm(op, tol=TOLERANCE, seed=seed, near=near)
-                memory.keep((layer, ()), n, found)
+                memory.keep((layer, ()), n, found.around)
                 off = 1 - torch.as_tensor(found.lower) / truth
                 errors.append(off[torch.as_tensor(found.converged)])
                 runs += len(off)

@@ -1,5 +1,5 @@
-"""Ladders of lengths: how they are cut, how vectors follow their tokens, and rows that are those of
-each length alone.
+"""Ladders of lengths: how they are cut, how vectors follow their tokens or keep their places, which
+of the two a search starts from, and rows that are those of each length alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from test_measure_study import tiny
 
 from attnscope.studies import Workbench
 from attnscope.studies.measure import Measure, MeasureConfig, measure
-from attnscope.studies.measure.ladder import by_place, by_token, ladders
+from attnscope.studies.measure.ladder import Memory, by_place, by_token, ladders
 
 
 def test_ladders_have_eight_rungs_of_the_same_heads() -> None:
@@ -36,6 +36,41 @@ def test_vectors_follow_their_tokens(m: int, n: int) -> None:
         shared = torch.isin(here, old[s - first])
         expected = here * shared if 2 * shared.sum() >= n else 0 * here
         assert torch.equal(row, expected)
+
+
+@pytest.mark.parametrize(("m", "n"), [(6, 8), (8, 6), (5, 5), (4, 8)])
+def test_vectors_keep_their_places(m: int, n: int) -> None:
+    old = torch.randn(2, 3, m, 4)
+    moved = by_place(old, n)
+    shared = min(m, n)
+    assert torch.equal(moved[..., :shared, :], old[..., :shared, :])
+    assert not moved[..., shared:, :].any()
+    assert not by_place(old, 2 * m + 1).any(), "half of the new length would be left to nothing"
+
+
+def test_each_sequence_goes_the_way_that_came_closer() -> None:
+    """Four sequences of a text: vectors that stay at their places, that follow their tokens, that
+    do neither, and the first, for which both are the same.
+    """
+    torch.manual_seed(0)
+    place, memory = (0, ()), Memory(0)
+    lengths, text = (30, 31, 32), torch.randn(200, 5)
+    at_places, new = torch.randn(32, 5), [torch.randn(4, n, 5) for n in lengths]
+    nears = []
+    for n, drawn in zip(lengths, new, strict=True):
+        nears.append(memory.near(place, n))
+        drawn[0], drawn[1], drawn[2] = text[:n], at_places[:n], text[2 * n : 3 * n]
+        memory.keep(place, n, drawn)
+    first, second, third = nears
+    assert first is None, "nothing is known"
+    assert second is not None
+    assert torch.equal(second.around, by_place(new[0], 31)), "by place until one rung has told"
+    assert third is not None
+    ways = by_place(new[1], 32), by_token(new[1], 31, 32, 0)
+    assert torch.equal(third.around[0], ways[0][0])
+    assert torch.equal(third.around[1], ways[0][1])
+    assert torch.equal(third.around[2], ways[1][2])
+    assert not third.around[3].any(), "cold where neither is close"
 
 
 def test_rows_of_a_ladder_are_those_of_each_length() -> None:

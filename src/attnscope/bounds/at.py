@@ -94,7 +94,8 @@ class At:
         if self.heads.rotary is not None:
             at = -self.numbers
             q = self.heads.turn(q.expand(-1, -1, self.n, -1), at)
-        return self.scale * q @ self.heads.key[:, None]
+        slopes = self.scale * q.flatten(1, 2) @ self.heads.key
+        return slopes.unflatten(1, q.shape[1:3])
 
     @functools.cached_property
     def key_slopes(self) -> Float[Tensor, "h n m"]:

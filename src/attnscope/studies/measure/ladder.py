@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.operators import Near, SpectralNorm
+from attnscope.operators import Near
 
 MOST_RUNGS = 8
 CLOSE = 0.3
@@ -71,15 +71,15 @@ class Memory:
         ways = self._ways(before, n)
         if before.close is None:
             return Near(ways[0], (n,))
-        best, way = before.close.max(0)
-        taken = torch.where(_columns(way == 0), *ways)
-        return Near(torch.where(_columns(best >= CLOSE), taken, 0), (n,))
+        best, way = (part[..., None, None] for part in before.close.max(0))
+        taken = torch.where(way == 0, ways[0], ways[1])
+        return Near(torch.where(best >= CLOSE, taken, 0), (n,))
 
-    def keep(self, place: Place, n: int, result: SpectralNorm) -> None:
+    def keep(self, place: Place, n: int, around: Float[Tensor, "*heads samples n c"]) -> None:
         before, close = self.found.get(place), None
         if before is not None:
-            close = _cosines(self._ways(before, n), result.around)
-        self.found[place] = Rung(n, result.around, close)
+            close = _cosines(self._ways(before, n), around)
+        self.found[place] = Rung(n, around, close)
 
     def _ways(self, before: Rung, n: int) -> Float[Tensor, "2 *heads samples n c"]:
         return torch.stack(
@@ -122,15 +122,9 @@ def _cosines(
     ways: Float[Tensor, "2 *heads samples n c"], found: Float[Tensor, "*heads samples n c"]
 ) -> Float[Tensor, "2 *heads samples"]:
     """Between each way and what was found, without their signs; 0 for vectors that are zero."""
-    units = [
-        part.flatten(-2).double() / _length(part).clamp(min=1e-300) for part in (ways, found)
-    ]
+    units = [part.flatten(-2).double() / _length(part).clamp(min=1e-300) for part in (ways, found)]
     return (units[0] * units[1]).sum(-1).abs()
 
 
 def _length(vectors: Float[Tensor, "*stack n c"]) -> Float[Tensor, "*stack 1"]:
     return torch.linalg.vector_norm(vectors.flatten(-2), dim=-1, keepdim=True, dtype=torch.float64)
-
-
-def _columns(where: Tensor) -> Tensor:
-    return where[..., None, None]

@@ -67,7 +67,7 @@ def _rung(
                 return rows
             op, value = _problem(model, double, cell, layer, heads, point)
             found = _solved(cell, op, len(heads) or 1, memory.near((layer, heads), cell.n))
-            memory.keep((layer, heads), cell.n, found)
+            memory.keep((layer, heads), cell.n, found.around)
             rows += _measured(cell, op, found, value, layer, heads, attended)
             if cell.directions and not heads:
                 rows += direction_rows(cell, model, layer, ids[0], found)

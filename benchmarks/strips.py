@@ -3,10 +3,11 @@
 A strip shows four digits: which of the last three is the same picture as the first, or of the same
 class? Or five: which one has no twin? This can only be told by comparing tokens. The control is a
 network with A = 0 from the first step on: its tokens mix by place, and an MLP can compare what was
-mixed. Each is tuned over as many settings of the kind that suits it: every setting is trained once
-on strips of four fifths of the training digits and certified on strips of the others; the one with
-the largest certified accuracy at a radius is then trained with five fresh seeds on all training
-digits and certified at this radius on strips of test digits, which guided no choice.
+mixed. Each is tuned over as many settings of the kind that suits it: every setting is trained on
+strips of four fifths of the training digits and certified on strips of the others, with one seed
+(on the first task with three); the one with the largest certified accuracy at a radius is then
+trained with five fresh seeds on all training digits and certified at this radius on strips of test
+digits, which guided no choice.
 
 Every training is one line of benchmarks/strips.jsonl with its date and versions, so that
 `python -m benchmarks strips` goes on where it was stopped; remove the file to begin again. No
@@ -45,7 +46,7 @@ BARS = {0.1: 15.0, 0.2: 5.0}
 """Points above the tuned control that are to be reached."""
 VALIDATION, TEST = 100, 300
 """Strips that are certified to choose, and in the end."""
-TUNING_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
+TUNING_SEEDS, SEEDS = (100, 101, 102), (0, 1, 2, 3, 4)
 SIZES = {"digits": (1, 8), "svhn": (3, 32)}
 """Channels and side of a picture, which is one token."""
 SVHN = "ATTNSCOPE_SVHN"
@@ -232,6 +233,13 @@ def settings(task: Task, content: bool) -> list[str]:
     return (HARDER if task == TASKS[0] else MORE)[content]
 
 
+def tuning_seeds(task: Task) -> tuple[int, ...]:
+    """Those that choose: a single training says little of a control whose success depends on its
+    seed, as that of the first task does.
+    """
+    return TUNING_SEEDS if task == TASKS[0] else TUNING_SEEDS[:1]
+
+
 class OutOfTime(Exception):
     """No training may begin any more."""
 
@@ -339,9 +347,13 @@ def _lines() -> str:
 
 def tuned(task: Task, content: bool, place: int) -> str:
     """The setting that certifies most at this radius on strips of other training digits."""
-    tried = settings(task, content)
-    found = {name: row(task, name, content, TUNING_SEED, True) for name in tried}
-    return max(found, key=lambda name: found[name]["certified"][place])
+    found = {
+        name: mean(
+            row(task, name, content, seed, True)["certified"][place] for seed in tuning_seeds(task)
+        )
+        for name in settings(task, content)
+    }
+    return max(found, key=found.__getitem__)
 
 
 def final(task: Task) -> Iterator[tuple[float, dict[str, list[float]]]]:

@@ -142,6 +142,9 @@ def test_the_calls_share_the_failure_probability(
         measure(tiny("gpt2"), ids, [2, 4], shard=shard, **options)
         assert len(shares) == calls
         assert sum(shares) == pytest.approx(0.01)
+        assert max(shares) == pytest.approx(2 * min(shares) * (1 if shard is None else 2)), (
+            "as the tokens of a stack: two lengths, three sequences or two and one of them"
+        )
 
 
 def rows_of(n: int) -> list[Row]:

@@ -144,8 +144,10 @@ class Constants(Place):
 
     @property
     def calls(self) -> int:
-        """Stacks of problems, which share the failure probability of the cell."""
-        return len(self.layers) * (1 + len(self.heads)) * len(self.rungs)
+        """Stacks of problems, which share the failure probability of the cell: each layer, and its
+        heads.
+        """
+        return len(self.layers) * (2 if self.heads else 1) * len(self.rungs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,20 +160,25 @@ def _stacks(
     ids: Tensor,
 ) -> Iterator[Constants]:
     """The cells of all lengths, of layers with so many heads, at sequences of these numbers; each
-    call of the solver gets the same share of the probability. Estimates climb ladders of lengths
-    of one text.
+    takes a share of the probability as large as its work, where it saves the most pairs. Estimates
+    climb ladders of lengths of one text.
     """
     size = config.samples if config.shard is None else config.shard
     heads = {n: _heads_at(config, count, n) for n in config.lengths}
     shards = {n: range(0, len(numbers), size) for n, numbers in who.items()}
-    calls = sum((1 + len(heads[n])) * len(shards[n]) for n in heads) * len(place["layers"])
     several, words = is_several(ids), not ids.is_floating_point()
     total = 0.0 if config.failure_probability is None else config.failure_probability
+
+    def work(n: int, sequences: int) -> int:
+        """Tokens; the heads of a layer, in one stack, take about as long as the layer."""
+        return n * sequences * (2 if heads[n] else 1)
+
+    every = sum(work(n, len(who[n])) for n in heads)
     certified = config.failure_probability is not None
     for rungs in ladders(config.lengths, heads, climb=not certified and not several):
-        share = total / calls * len(place["layers"]) * (1 + len(heads[rungs[-1]])) * len(rungs)
         for first in shards[rungs[-1]]:
             here = who[rungs[-1]][first : first + size]
+            share = total * sum(work(n, len(here)) for n in rungs) / every
             yield Constants(
                 **place,
                 n=rungs[-1],

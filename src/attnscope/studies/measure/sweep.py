@@ -66,12 +66,12 @@ def _rung(
             if not workbench.going(begun + (1 - begun) * done / cell.calls, where):
                 return rows
             op, value = _problem(model, double, cell, layer, heads, point)
-            found = _solved(cell, op, len(heads) or 1, memory.near((layer, heads), cell.n))
+            found = _solved(cell, op, memory.near((layer, heads), cell.n))
             memory.keep((layer, heads), cell.n, found.around)
             rows += _measured(cell, op, found, value, layer, heads, attended)
             if cell.directions and not heads:
                 rows += direction_rows(cell, model, layer, ids[0], found)
-            done += len(heads) or 1
+            done += 1
     return rows
 
 
@@ -142,9 +142,9 @@ def _problem(
     return part_jacobian(model, layer, part, x, double), value
 
 
-def _solved(cell: Constants, op: LinearOperator, calls: int, near: Near | None) -> SpectralNorm:
-    """The constants of one stack, which takes the probability of so many of the cell's calls."""
-    share = cell.failure_probability / cell.calls * calls if cell.certified else None
+def _solved(cell: Constants, op: LinearOperator, near: Near | None) -> SpectralNorm:
+    """The constants of one stack."""
+    share = cell.failure_probability / cell.calls if cell.certified else None
     return spectral_norm(op, tol=cell.tol, failure_probability=share, seed=cell.seed, near=near)
 
 

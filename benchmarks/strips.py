@@ -116,8 +116,13 @@ GRID: dict[str, dict[str, Any]] = {
     | SEEN,
     "comparing, sharpest, whole loss, longest": COMPARING
     | {"cap": 0.8, "steps": 3000, "loss": "certified"},
+    "comparing, cap 1.2, whole loss, longest": COMPARING
+    | {"cap": 1.2, "steps": 3000, "loss": "certified"},
     "mixing, round corners, whole loss, longest": MIXING
     | {"half_width": 1.0, "steps": 3000, "loss": "certified"},
+    "mixing, rounder corners, learned embedding, whole loss, longest": MIXING
+    | {"half_width": 2.0, "steps": 3000, "loss": "certified"}
+    | SEEN,
     "comparing, sharpest, learned embedding, longer": COMPARING
     | {"cap": 0.8, "steps": 1000}
     | SEEN,
@@ -159,11 +164,13 @@ ROOM = {
         "comparing, cap 1.6, longer",
         "comparing, sharpest, whole loss, longer",
         "comparing, cap 1.2, whole loss, longer",
+        "comparing, cap 1.2, whole loss, longest",
     ],
     False: [
         *FIRST[False][1:],
         "mixing, round corners, wide, longer",
         "mixing, round corners, wide, whole loss, longer",
+        "mixing, round corners, whole loss, longest",
     ],
 }
 """Among five pictures heads must be sharper, and a control needs room for all pairs."""
@@ -197,18 +204,33 @@ HARDER = {
     ],
 }
 """For the first task, whose control is the one that gains most from room and from steps."""
+CLASSES = {
+    True: [
+        *MORE[True],
+        "comparing, sharpest, whole loss, longest",
+        "comparing, cap 1.2, whole loss, longest",
+    ],
+    False: [
+        *MORE[False],
+        "mixing, round corners, wide, whole loss, longer",
+        "mixing, round corners, whole loss, longest",
+    ],
+}
 
 LARGE = {
     True: [
+        "comparing, cap 1.2, whole loss, longest",
         "comparing, sharpest, learned embedding, longer",
         "comparing, cap 1.2, learned embedding, longer",
         "comparing, sharpest, longer",
         "comparing, cap 1.2, longer",
-        *MORE[True][-2:],
+        "comparing, sharpest, whole loss",
+        "comparing, cap 1.2, whole loss",
         "comparing, sharpest, whole loss, longer",
         "comparing, cap 1.2, whole loss, longer",
     ],
     False: [
+        "mixing, rounder corners, learned embedding, whole loss, longest",
         "mixing, round corners, longer",
         "mixing, rounder corners, longer",
         "mixing, round corners, learned embedding, longer",
@@ -219,8 +241,9 @@ LARGE = {
         "mixing, rounder corners, learned embedding, whole loss, longer",
     ],
 }
-"""For pictures of many numbers. The first two of either side are not tried on classes: of the very
-same pictures the network's proved nothing, the control's less than with a learned embedding.
+"""For pictures of many numbers. The first three of either side are not tried on classes, which are
+not learned: the first takes longest, and of the very same pictures the next two proved nothing for
+the network, and for the control less than with a learned embedding.
 """
 
 
@@ -229,8 +252,10 @@ def settings(task: Task, content: bool) -> list[str]:
     if task.same == "odd":
         return ROOM[content]
     if task.pictures == "svhn":
-        return LARGE[content][2 * (task.same == "class") :]
-    return (HARDER if task == TASKS[0] else MORE)[content]
+        return LARGE[content][3 * (task.same == "class") :]
+    if task.same == "class":
+        return CLASSES[content]
+    return (HARDER if task.depth == 1 else MORE)[content]
 
 
 def tuning_seeds(task: Task) -> tuple[int, ...]:

@@ -221,3 +221,47 @@ def test_eager_attention_whose_softmax_is_in_single_precision_is_read_too() -> N
 def test_pixels_outside_of_their_range_are_told_where_to_normalise() -> None:
     with pytest.raises(ValueError, match="Normalise"):
         certify(encoder(0), images(1) * 3 - 1, 1e-3)
+
+
+def test_flat_margins_are_certified_as_far_as_there_are_pictures() -> None:
+    """Logits that do not depend on the picture: nowhere does the linear part eat the margin."""
+    torch.manual_seed(0)
+    encode = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True)
+    network = nn.Sequential(nn.Flatten(1, 2), encode, nn.Flatten(), nn.Linear(64, 3)).eval()
+    nn.init.zeros_(network[-1].weight)
+    (near,), (far,) = certify(network, torch.rand(1, 1, 8, 8), [0.1, 1e300], bisections=4)
+    assert near.verdict
+    assert 0.1 < near.radius <= 8
+    assert not far.verdict, "no layer is asked so far away"
+
+
+@pytest.mark.parametrize("bisections", [0, 6])
+def test_pictures_behind_a_relu_that_is_off(bisections: int) -> None:
+    """No pixel moves what the encoder reads, until one turns the ReLU on."""
+    torch.manual_seed(0)
+    encode = nn.TransformerEncoderLayer(4, 1, 4, dropout=0.0, batch_first=True)
+    stem = nn.Conv2d(1, 2, 3, padding=1)
+    network = nn.Sequential(
+        stem, nn.ReLU(), nn.MaxPool2d(4), nn.Flatten(2), encode, nn.Flatten(), nn.Linear(8, 3)
+    )
+    with torch.no_grad():
+        stem.bias.fill_(-1.0)
+        stem.weight.mul_(0.5)
+    network, x = network.double().eval(), torch.zeros(1, 1, 8, 8, dtype=torch.float64)
+    (one,) = certify(network, x, 0.01, bisections=bisections)
+    assert one.verdict
+    assert broken(network, x, network(x).argmax(1), torch.tensor([one.radius])) == 0
+
+
+@pytest.mark.parametrize("branch", [nn.BatchNorm2d(1), nn.Conv2d(1, 1, 3, padding=1)])
+def test_affine_residual_networks_have_no_second_order(branch: nn.Module) -> None:
+    """The radius is the smallest margin over its slope."""
+    torch.manual_seed(0)
+    network = nn.Sequential(Residual(branch), nn.Flatten(), nn.Linear(16, 3)).double().eval()
+    x = torch.rand(2, 1, 4, 4, dtype=torch.float64)
+    jacobian = torch.autograd.functional.jacobian(network, x[:1])[0, :, 0].flatten(1)
+    for one, logits in zip(certify(network, x, 1e-3, bisections=40), network(x), strict=True):
+        others = [c for c in range(3) if c != one.label]
+        slopes = (jacobian[one.label] - jacobian[others]).norm(dim=1)
+        exact = float(((logits[one.label] - logits[others]) / slopes).detach().min())
+        assert (1 - 1e-4) * exact <= one.radius <= exact

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attnscope.bounds import NoBound
 from attnscope.certification import certify
-from attnscope.layers import OverBall
+from attnscope.layers import OverBall, Residual, affine
 
 X = torch.full((2, 1, 6, 6), 0.5, dtype=torch.float64)
 
@@ -137,3 +137,45 @@ def test_bad_input_is_refused(change: dict[str, object], says: str) -> None:
     good: dict[str, object] = {"network": small_network(0), "images": X, "eps": 0.1}
     with pytest.raises((ValueError, TypeError), match=says):
         certify(**(good | change))  # type: ignore[call-overload]
+
+
+class Fourier(nn.Module):
+    """A linear map with a complex weight, and the bound that it deserves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(36, dtype=torch.complex128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.ifft(self.weight * torch.fft.fft(x)).real
+
+    def over(self, x: Tensor, eps: Tensor, each: Tensor | None = None) -> OverBall:
+        return OverBall(self.weight.abs().max() * eps, None, affine, "mine")
+
+
+def test_complex_weights_are_refused() -> None:
+    """A copy in float64 would drop their imaginary parts: a certificate of another network."""
+    network = nn.Sequential(nn.Flatten(), Fourier(), nn.Linear(36, 3).double()).eval()
+    with pytest.raises(ValueError, match=r"weight of layer 1 \(Fourier\) holds complex numbers"):
+        certify(network, X, 0.1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("how", ["script", "trace"])
+def test_compiled_graphs_are_refused(how: str) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(36, 3)).double().eval()
+    made = torch.jit.script(network) if how == "script" else torch.jit.trace(network, X)
+    with pytest.raises(ValueError, match="was scripted or traced, and shows no layers"):
+        certify(made, X, 0.1)
+
+
+def test_a_forward_that_fails_in_its_own_way_is_a_sentence() -> None:
+    class Broken(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyError("scale")
+
+    network = (
+        nn.Sequential(nn.Flatten(), Residual(Broken(36, 36)), nn.Linear(36, 3)).double().eval()
+    )
+    with pytest.raises(ValueError, match=r"there is no certificate|do not fit the network"):
+        certify(network, X, 0.1)

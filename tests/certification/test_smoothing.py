@@ -122,3 +122,18 @@ class Mixing(nn.Module):
 def test_refusals(network: nn.Module, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         smoothed(network, torch.rand(2, 3), **{"sigma": 0.5, **options})
+
+
+def test_noise_is_added_before_a_network_rounds() -> None:
+    """Two pictures on either side of a rounding midpoint of bfloat16, hardly apart: rounded first,
+    they would be read as different classes, and both for sure.
+    """
+    size, middle = 3072, 0.5 + 2**-9
+    network = linear(torch.ones(size, dtype=torch.float64), -size * middle).to(torch.bfloat16)
+    pictures = middle + torch.tensor([[-2e-6], [2e-6]]).expand(2, size)
+    distance = float((pictures[0] - pictures[1]).norm())
+    found = smoothed(network, pictures, 0.02, samples=400, alpha=1e-4)
+    for one in found:
+        for other in found:
+            apart = distance if one is not other else 0.0
+            assert one.label is None or one.label == other.label or one.radius < apart

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from attnscope.attacks.projected import check_labels
 from attnscope.certification.certificate import REBUILT, Certificate
+from attnscope.certification.chain import FARTHEST
 from attnscope.certification.clean_graph import CleanGraph
 from attnscope.certification.graph import Graph, Share
 from attnscope.certification.reading import computes_in_single
@@ -42,7 +43,8 @@ def certified(
     for number in range(len(exact)):
         clean = CleanGraph(graph, exact[number : number + 1])
         clean.aim(labels[number : number + 1])
-        reach = max(*several, clean.limit()) if bisections else max(several)
+        farthest = _farthest(clean)
+        reach = farthest if bisections else min(max(several), farthest)
         _check_elsewhere(network, graph, exact[number : number + 1], reach)
         for made, one in zip(found, _radii(clean, several, bisections), strict=True):
             made.append(one)
@@ -62,12 +64,10 @@ def explained(network: nn.Module, image: Float[Tensor, "1 ..."], eps: float) -> 
 
 def _radii(clean: CleanGraph, several: Sequence[float], bisections: int) -> list[Certificate]:
     """Radii from the largest down, so that a proved one answers for the smaller; then bisection."""
-    radius = 0.0
+    radius, high = 0.0, _farthest(clean)
     for eps in sorted(set(several), reverse=True):
-        if radius == 0.0 and clean.certified(eps):
+        if radius == 0.0 and eps < FARTHEST and clean.certified(eps):
             radius = eps
-    size = clean.values[0].abs().amax().clamp(min=1.0) * math.sqrt(clean.values[0].numel())
-    high = min(clean.limit(), float(size))
     for _ in range(bisections):
         middle = (radius + high) / 2
         if not middle > radius:
@@ -92,6 +92,14 @@ def _radii(clean: CleanGraph, several: Sequence[float], bisections: int) -> list
         )
         for eps in several
     ]
+
+
+def _farthest(clean: CleanGraph) -> float:
+    """No radius above this is asked for: there the linear part alone eats the margin or, where it
+    is flat, the ball holds every picture.
+    """
+    size = clean.values[0].abs().amax().clamp(min=1.0) * math.sqrt(clean.values[0].numel())
+    return min(clean.limit(), float(size))
 
 
 def logits_of(made: Any) -> Tensor:

@@ -21,6 +21,8 @@ from attnscope.norms import SLACK
 
 FARTHEST = 1e6
 """A radius beyond this certifies nothing, and layers are not asked about it."""
+NEAREST = 1e-30
+"""What layers are asked about where the input provably cannot move, behind a ReLU that is off."""
 
 
 @final
@@ -98,11 +100,11 @@ class Link:
 
 
 def within_reach(radius: Float[Tensor, " k"]) -> tuple[Float[Tensor, " k"], Bool[Tensor, " k"]]:
-    """Radii that bounds of layers can be asked for, and which were too large for that: those must
-    not be certified.
+    """Radii that bounds of layers can be asked for, no smaller, and which were too large for that:
+    those must not be certified.
     """
     lost = ~(radius < FARTHEST)
-    return radius.masked_fill(lost, FARTHEST), lost
+    return radius.masked_fill(lost, FARTHEST).clamp(min=NEAREST), lost
 
 
 def chain(network: nn.Module) -> list[Link]:

@@ -53,6 +53,7 @@ def exact(network: nn.Module) -> nn.Module:
                 f" ({name.strip('_')}): they may change what any layer computes. Remove them first."
             )
     for place, module in nn.Module.named_modules(network):
+        _check_kind(_where(place, module), module)
         check_own(_where(place, module), module)
     copied = copy.deepcopy(network, _detached(network)).to(torch.float64).requires_grad_(False)
     _check_copy(network, copied)
@@ -67,6 +68,25 @@ def exact(network: nn.Module) -> nn.Module:
 
 def _where(place: str, module: nn.Module) -> str:
     return f"layer {place or 'the network'} ({type(module).__name__})"
+
+
+def _check_kind(where: str, module: nn.Module) -> None:
+    """Refuse what a copy in float64 would not hold."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ValueError(
+            f"there is no certificate, because {where} was scripted or traced, and shows no layers."
+            " Certify the nn.Module that it was made of."
+        )
+    for name, value in [
+        *module.named_parameters(recurse=False),
+        *module.named_buffers(recurse=False),
+    ]:
+        if value.is_complex():
+            raise ValueError(
+                f"there is no certificate, because {name} of {where} holds complex numbers, and"
+                " networks are certified in float64. Hold their real and imaginary parts as two"
+                " tensors."
+            )
 
 
 def _check_copy(network: nn.Module, copied: nn.Module) -> None:

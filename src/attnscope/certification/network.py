@@ -255,7 +255,7 @@ def check_network(network: object) -> None:
             " network.eval() first."
         )
     for name, weights in [*network.named_parameters(), *network.named_buffers()]:
-        if weights.is_floating_point() and not weights.isfinite().all():
+        if weights.is_floating_point() and not weights.detach().isfinite().all():
             raise ValueError(
                 f"the weights {name} of the network hold NaN or infinite entries, so nothing can be"
                 " certified."

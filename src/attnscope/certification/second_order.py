@@ -33,10 +33,10 @@ def hessians_of(
             margin = (made[:, label] - made[:, other]).sum()
             (slope,) = torch.autograd.grad(margin, copies, create_graph=True)
             own = slope.flatten(1).diagonal().sum()
-            rows = torch.zeros_like(copies)
-            if own.requires_grad:
-                (rows,) = torch.autograd.grad(own, copies, retain_graph=True)
-            found.append(rows.flatten(1))
+            rows = None
+            if own.requires_grad:  # an affine network has no second derivative at all
+                (rows,) = torch.autograd.grad(own, copies, retain_graph=True, allow_unused=True)
+            found.append((torch.zeros_like(copies) if rows is None else rows).flatten(1))
     hessians = torch.stack(found).detach()
     return (hessians + hessians.mT) / 2
 

@@ -150,9 +150,12 @@ class _Noise:
         self.dtype = next((part.dtype for part in network.parameters()), torch.get_default_dtype())
 
     def around(self, image: Float[Tensor, ...], count: int) -> Float[Tensor, "k ..."]:
-        shape = (count, *image.shape)
-        drawn = torch.randn(shape, dtype=self.dtype, device=image.device, generator=self.generator)
-        return image.to(self.dtype) + self.sigma * drawn
+        """Noise is drawn and added in float32 at least: rounded to fewer digits it is no Gaussian,
+        and the image is another one. What such a network rounds then is its own first step.
+        """
+        shape, kind = (count, *image.shape), torch.promote_types(self.dtype, torch.float32)
+        drawn = torch.randn(shape, dtype=kind, device=image.device, generator=self.generator)
+        return (image.to(kind) + self.sigma * drawn).to(self.dtype)
 
     def counts(self, image: Float[Tensor, ...], samples: int) -> Int[Tensor, " c"]:
         """How many noisy copies are read as each class; in the last place, as none."""

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.certification.chain import FARTHEST
+from attnscope.certification.chain import FARTHEST, NEAREST
 from attnscope.certification.graph import Graph, Node
 from attnscope.certification.spans import Spans
 from attnscope.layers import OverBall, affine
@@ -53,6 +53,7 @@ class Walk:
             radius = torch.minimum(radius, whole)
             if each is not None:
                 each = torch.minimum(each, tokens)
+        radius = radius.clamp(min=NEAREST)
         self.found.append(found)
         self.radii.append(radius)
         self.each.append(None if each is None else torch.minimum(each, radius[:, None]))

@@ -45,10 +45,10 @@ def built(builder: str, weights: str, held: Images) -> Foreign:
     try:
         with torch.no_grad():
             logits = logits_of(network(first))
-    except (RuntimeError, ValueError, TypeError) as error:
+    except Exception as error:  # its forward is the user's, and may fail in any way
         raise ValueError(
             f"images of shape {tuple(held.pixels.shape[1:])} do not fit what {builder} builds:"
-            f" {error}"
+            f" {error} ({type(error).__name__})"
         ) from error
     channels, height, width = held.pixels.shape[1:]
     shape = (channels, height, width)

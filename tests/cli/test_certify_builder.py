@@ -16,8 +16,10 @@ import torch
 from torch import nn
 
 from attnscope.cli import main
+from attnscope.data import images
 from attnscope.studies import drawing
 from attnscope.studies.certify import CertifyConfig
+from attnscope.studies.certify.built import built
 from attnscope.studies.certify.foreign import Foreign, ForeignConfig
 
 SOURCE = """
@@ -95,6 +97,73 @@ def test_what_certify_refuses_can_be_smoothed(
     linecache.clearcache()
     assert run(*own, *smoothing) == 2  # the same weights, other code: rows are not taken up
     assert "other weights" in " ".join(capsys.readouterr().err.split())
+
+
+SETTINGS = """
+import os
+from torch import nn
+import scales_of_mine
+
+def made(heads=2, first=True, activation="relu", step=1e-5):
+    layer = nn.TransformerEncoderLayer(
+        4, heads, 8, 0.0, activation, batch_first=True, norm_first=first, layer_norm_eps=step
+    )
+    encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    return nn.Sequential(nn.Flatten(2), Scaled(), encoder, nn.Flatten(), nn.Linear(16, 3))
+
+class Scaled(nn.Module):
+    def forward(self, x):
+        return x.reshape(-1, 4, 4) * scales_of_mine.SCALE
+
+def plain():
+    return made()
+
+def heads():
+    return made(heads=4)
+
+def first():
+    return made(first=False)
+
+def activation():
+    return made(activation="gelu")
+
+def step():
+    return made(step=1.1e-5)
+
+def surroundings():
+    return made(heads=int(os.environ["HEADS"]))
+"""
+
+
+def test_a_network_is_known_by_more_than_its_weights(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same weights compute something else with each of these, and its rows are its own."""
+    Path("scales_of_mine.py").write_text("SCALE = 1.0")
+    Path("settings_of_mine.py").write_text(SETTINGS)
+    for name in ("scales_of_mine", "settings_of_mine"):
+        sys.modules.pop(name, None)
+    torch.manual_seed(0)
+    monkeypatch.syspath_prepend(str(place))
+    settings = importlib.import_module("settings_of_mine")
+    safetensors.torch.save_file(settings.plain().state_dict(), "settings.safetensors")
+    held = images("two.npz", "all")
+
+    def code(name: str) -> str:
+        torch.manual_seed(1)  # weights before they are read
+        return built(f"settings_of_mine:{name}", "settings.safetensors", held).config.code
+
+    codes = [code(name) for name in ("plain", "heads", "first", "activation", "step")]
+    monkeypatch.setenv("HEADS", "2")
+    codes.append(code("surroundings"))
+    monkeypatch.setenv("HEADS", "4")
+    codes.append(code("surroundings"))
+    monkeypatch.setattr(settings.scales_of_mine, "SCALE", 1.25)
+    codes.append(code("plain"))
+    # HEADS=2 is the network of `plain`, and 4 that of `heads`
+    assert len(set(codes)) == len(codes) - 2
+    monkeypatch.setattr(settings.scales_of_mine, "SCALE", 1.0)
+    assert code("plain") == codes[0]
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def other_channels(folder: Path) -> str:
 def no_numbers(folder: Path) -> str:
     vit().save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text('{"image_mean": "grey", "image_std": [1]}')
-    return "image_mean and image_std must be numbers"
+    return "image_mean must be numbers in preprocessor_config.json"
 
 
 def rescaled(folder: Path) -> str:
@@ -152,6 +152,21 @@ def rescaled(folder: Path) -> str:
     told = {"image_mean": [0.5], "image_std": [0.5], "rescale_factor": 1 / 127.5}
     (folder / "preprocessor_config.json").write_text(json.dumps(told))
     return "rescale_factor"
+
+
+def of_another_kind(folder: Path) -> str:
+    """Each image is normalised by its own mean, which no shift and scale of pixels is."""
+    vit().save_pretrained(folder)
+    told = {"image_processor_type": "Pix2StructImageProcessor", "do_rescale": True}
+    (folder / "preprocessor_config.json").write_text(json.dumps(told))
+    return "preprocessor_config.json must bring pixels to [0, 1]"
+
+
+def of_no_kind(folder: Path) -> str:
+    vit().save_pretrained(folder)
+    told = {"image_processor_type": "NoSuchImageProcessor"}
+    (folder / "preprocessor_config.json").write_text(json.dumps(told))
+    return "does not make an image processor"
 
 
 def a_language_model(folder: Path) -> str:
@@ -183,6 +198,8 @@ def pickled(folder: Path) -> str:
         other_channels,
         no_numbers,
         rescaled,
+        of_another_kind,
+        of_no_kind,
         a_language_model,
         a_convolution,
         without_its_head,

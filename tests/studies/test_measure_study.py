@@ -220,7 +220,7 @@ def test_a_changed_model_is_refused(
     options: dict[str, Any] = {"samples": 2, "heads": "none", "folder": tmp_path}
     measure(model, ids, [3], **options)
     model.blocks[0].attn.c_proj.weight.data[0, 0] += 1e-3
-    with pytest.raises(ValueError, match="other weights or another text"):
+    with pytest.raises(ValueError, match="other weights, other code or another text"):
         measure(model, ids, [3], **options)
     cell = next(iter(Measure().cells(*made(model, ids))))
     bench = made(tiny("gpt2"), ids)[1]

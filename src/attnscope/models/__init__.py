@@ -14,7 +14,7 @@ from attnscope.models._monitor import Monitor, lightning_callback, trainer_callb
 from attnscope.models._moves import MEMORY, TooLarge
 from attnscope.models._parts import PARTS, Part
 from attnscope.models._perturbation import Duplication, Perturbation, Step
-from attnscope.models._pixels import fitted
+from attnscope.models._pixels import PREPROCESSING, fitted, processing
 from attnscope.models._spans import (
     NAMED_PLACES,
     Place,
@@ -36,6 +36,7 @@ __all__ = [
     "MEMORY",
     "NAMED_PLACES",
     "PARTS",
+    "PREPROCESSING",
     "Duplication",
     "Model",
     "ModelNotice",
@@ -59,6 +60,7 @@ __all__ = [
     "part_jacobian",
     "pieces_of",
     "place_number",
+    "processing",
     "spelled",
     "streams",
     "table",

@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.models._base import Model
-from attnscope.validation import parsed
+from attnscope.validation import described, parsed
 
+PREPROCESSING = "preprocessor_config.json"
 HALF = (0.5,)
 """Mean and spread of pixels where a model names none: [0, 1] becomes [-1, 1]."""
+CLOSE = 1e-4
+"""How far a processor's float32 may be from what is read of it, in units of its largest value."""
+
+
+class Processing(NamedTuple):
+    """What is done to pixels in [0, 1]: channels are turned round, then shifted and scaled."""
+
+    flipped: bool
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    crop: Any = None
+    """What images are cut to, as the processor spells it."""
+
+    def __call__(self, pixels: Float[Tensor, "*b c h w"]) -> Float[Tensor, "*b c h w"]:
+        pixels = pixels.flip(-3) if self.flipped else pixels
+        mean, deviation = (
+            torch.tensor(values, dtype=pixels.dtype, device=pixels.device)[:, None, None]
+            for values in (self.mean, self.deviation)
+        )
+        return (pixels - mean) / deviation
 
 
 def fitted(
@@ -37,23 +60,107 @@ def fitted(
         pixels = torch.nn.functional.interpolate(
             pixels, tuple(size), mode="bilinear", antialias=True, align_corners=False
         )
-    mean, spread = _scale(model.name)
-    shape = (1, -1, 1, 1)
-    shifted = pixels - torch.tensor(mean, dtype=pixels.dtype).reshape(shape)
-    return shifted / torch.tensor(spread, dtype=pixels.dtype).reshape(shape)
+    if (Path(model.name) / PREPROCESSING).is_file():
+        return processing(model.name, channels)(pixels)
+    return Processing(False, HALF, HALF)(pixels)
 
 
-def _scale(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and spread that come with a model in a folder."""
-    file = Path(name) / "preprocessor_config.json"
-    if not file.is_file():
-        return HALF, HALF
+def processing(folder: str, channels: int) -> Processing:
+    """What the image processor in a model's folder does to pixels, its sizes left out.
+
+    Read with the defaults of the processor's class, which a file need not repeat, and held against
+    the processor itself on a picture of noise: one that does anything else is refused.
+    """
+    processor = _processor(folder)
+    told: dict[str, Any] = processor.to_dict()
+    found = Processing(
+        bool(told.get("do_flip_channel_order")),
+        *_normalisation(told, channels),
+        told.get("crop_size"),
+    )
+    noise = np.random.default_rng(0).integers(0, 256, (channels, 16, 16), dtype=np.uint8)
+    plain = {"do_resize": False, "do_center_crop": False, "do_pad": False}
     try:
-        told = parsed(file.read_text("utf-8"))
-        mean, spread = (told.get(key, HALF) for key in ("image_mean", "image_std"))
-        return tuple(map(float, mean)), tuple(map(float, spread))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        made = processor(noise, input_data_format="channels_first", return_tensors="np", **plain)[
+            "pixel_values"
+        ][0]
+        theirs = torch.as_tensor(made, dtype=torch.float64)
+    except Exception as error:  # a processor's own code, with settings of any kind
         raise ValueError(
-            f"{str(file)!r} does not say how pixels are shifted and scaled ({error}). Copy it from"
-            " where the model is from."
+            f"the image processor in {folder!r} ({type(processor).__name__}) fails on an image of"
+            f" {channels} channels: {error} ({type(error).__name__})."
         ) from error
+    ours = found(torch.from_numpy(noise).double() / 255)
+    same = ours.shape == theirs.shape
+    if not same or not (ours - theirs).abs().max() <= CLOSE * ours.abs().max():
+        raise ValueError(
+            f"the image processor in {folder!r} ({type(processor).__name__}) does more to pixels"
+            " than to rescale them to [0, 1], turn their channels round, shift and scale each: what"
+            " it does would be left out, and the numbers were those of another network."
+        )
+    return found
+
+
+def _processor(folder: str) -> Any:
+    file = Path(folder) / PREPROCESSING
+    try:
+        if not isinstance(told := parsed(file.read_text("utf-8")), dict):
+            raise ValueError(f"it must hold names and values, got {described(told)}")
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{folder!r} has no {PREPROCESSING} that can be read ({error}): nothing says how"
+            " pixels are normalised. Copy it from where the model is from."
+        ) from error
+    try:
+        from transformers import AutoImageProcessor
+
+        return AutoImageProcessor.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except ImportError as error:
+        raise ValueError(
+            f"the image processor of {folder!r} needs more than is installed ({error}):"
+            " pip install 'attnscope[hf]'."
+        ) from error
+    except Exception as error:  # settings can break a constructor in any way
+        raise ValueError(
+            f"{PREPROCESSING} in {folder!r} does not make an image processor: {error}"
+            f" ({type(error).__name__})."
+        ) from error
+
+
+def _normalisation(
+    told: dict[str, Any], channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel; only pixels that are brought to [0, 1] first."""
+    factor = told.get("rescale_factor")
+    plain = told.get("do_rescale") and not told.get("rescale_offset")
+    if not plain or not isinstance(factor, float) or abs(255 * factor - 1) > 1e-6:
+        raise ValueError(
+            f"{PREPROCESSING} must bring pixels to [0, 1], with do_rescale and a rescale_factor of"
+            f" 1/255, got do_rescale {told.get('do_rescale')!r}, rescale_factor {factor!r},"
+            f" rescale_offset {told.get('rescale_offset', False)!r}."
+        )
+    if not told.get("do_normalize"):
+        return (0.0,) * channels, (1.0,) * channels
+    mean, deviation = _numbers(told, "image_mean"), _numbers(told, "image_std")
+    for values in (mean, deviation):
+        if len(values) != channels:
+            raise ValueError(
+                f"{PREPROCESSING} normalises {len(values)} channels, the model reads {channels}."
+            )
+    if not all(one > 0 for one in deviation):
+        raise ValueError(f"image_std must be above 0 in {PREPROCESSING}, got {deviation}.")
+    if told.get("include_top"):  # EfficientNet divides by the deviation twice
+        deviation = tuple(one * one for one in deviation)
+    return mean, deviation
+
+
+def _numbers(told: dict[str, Any], name: str) -> tuple[float, ...]:
+    values = told.get(name)
+    if not isinstance(values, list | tuple) or not all(type(one) in (int, float) for one in values):
+        raise ValueError(
+            f"{name} must be numbers in {PREPROCESSING}, one for each channel, got"
+            f" {described(values)}."
+        )
+    return tuple(values)

@@ -62,7 +62,7 @@ class Identity(NamedTuple):
         if names:
             told = ", ".join(f"{name} {_short(before.get(name))}" for name in names[:3])
             return f"of other options ({told})"
-        return "of other weights or another text under the same name"
+        return "of other weights, other code or another text under the same name"
 
 
 def _short(value: Any) -> str:

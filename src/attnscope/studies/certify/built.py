@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import os
@@ -13,13 +14,20 @@ from typing import Any
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from attnscope.certification.branches import logits_of
 from attnscope.data.pictures import Images
 from attnscope.studies.cell import sha256
 from attnscope.studies.certify.foreign import Foreign, ForeignConfig
 from attnscope.validation import described
+
+DIGITS = 3
+"""Of logits in the hash of a network: many enough to tell networks apart, too few to see the order
+in which another machine adds.
+"""
+HELD = {"_parameters", "_buffers", "_modules"}
+"""Attributes of a module that are its weights, hashed with them, and its parts, told in turn."""
 
 
 def built(builder: str, weights: str, held: Images) -> Foreign:
@@ -52,23 +60,51 @@ def built(builder: str, weights: str, held: Images) -> Foreign:
         ) from error
     channels, height, width = held.pixels.shape[1:]
     shape = (channels, height, width)
-    config = ForeignConfig(shape, logits.shape[-1], builder, 0, 0, _code(builder, network))
+    config = ForeignConfig(shape, logits.shape[-1], builder, 0, 0, _code(builder, network, logits))
     return Foreign(network, config)
 
 
-def _code(builder: str, network: nn.Module) -> str:
-    """A hash of the builder's file, the structure of the module and the code of its classes, so
-    that rows of other code are not taken up.
+def _code(builder: str, network: nn.Module, logits: Tensor) -> str:
+    """A hash of everything that is not a weight: rows of a network with another structure, other
+    attributes or other code are not taken up.
+
+    No reading of code sees all that it depends on (the environment, other files, a name imported
+    from somewhere), so what it gives for an image is hashed as well, to DIGITS digits.
     """
-    home = sys.modules[builder.partition(":")[0]]
-    told = [repr(network)]
-    parts: list[Any] = [home, *{type(module) for module in network.modules()}]
-    for part in parts:
-        try:
-            told.append(inspect.getsource(part))
-        except (OSError, TypeError):  # no file: a notebook, or a class made while running
-            told.append(repr(part))
-    return sha256("\n".join(sorted(told)))
+    told = [_source(sys.modules[builder.partition(":")[0]])]
+    for name, module in network.named_modules():
+        kept = {key: value for key, value in vars(module).items() if key not in HELD}
+        told += [name, _source(type(module)), _plain(kept | {"buffers": module._buffers})]
+    given = logits.detach().double().flatten()
+    size = float(given.abs().max())
+    told += [f"{size:.{DIGITS}e}", *(f"{value:.{DIGITS}f}" for value in (given / size).tolist())]
+    return sha256("\n".join(told))
+
+
+def _plain(value: Any) -> str:
+    """A setting in words; of anything else its kind, which says the same in every process."""
+    if isinstance(value, str | bytes | int | float | complex | torch.dtype | torch.device | None):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__}{[_plain(one) for one in value]}"
+    if isinstance(value, set | frozenset):
+        return str(sorted(_plain(one) for one in value))
+    if isinstance(value, dict):
+        return str(sorted((_plain(key), _plain(one)) for key, one in value.items()))
+    if isinstance(value, Tensor):
+        numbers = value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(numbers).hexdigest()}"
+    if inspect.isroutine(value):
+        return _source(value)
+    return type(value).__qualname__
+
+
+def _source(part: Any) -> str:
+    """Its code; what has no file (a notebook, a class made while running) goes by its name."""
+    try:
+        return inspect.getsource(part)
+    except (OSError, TypeError):
+        return str(getattr(part, "__qualname__", type(part).__qualname__))
 
 
 def _called(builder: str) -> nn.Module:

@@ -17,12 +17,13 @@ from attnscope.bounds import NoBound
 from attnscope.certification.branches import logits_of
 from attnscope.certification.reading import taken_apart
 from attnscope.layers import Normalise, ResidualAttention, SelfAttention
+from attnscope.models import PREPROCESSING, processing
 from attnscope.nets import Transformer, load
-from attnscope.validation import described, parsed
+from attnscope.validation import parsed
 
 NOTHING = 1e-12
 """Norms of A below this are rounding."""
-DESCRIPTION, PREPROCESSING = "config.json", "preprocessor_config.json"
+DESCRIPTION = "config.json"
 
 
 @final
@@ -128,35 +129,31 @@ def _hugging_face(folder: str) -> Foreign:
             f"no image classifier can be read from {folder!r}: its file lacks {missing[0]} and"
             f" {len(missing) - 1} other weights, which would be random. Save the classifier itself."
         )
-    processing, told = _processing(Path(folder)), model.config
+    told = model.config
+    pixels = processing(folder, told.num_channels)
     config = ForeignConfig(
-        (told.num_channels, *_size(told, processing)),
+        (told.num_channels, *_size(told, pixels.crop)),
         told.num_labels,
         told.model_type,
         getattr(told, "num_attention_heads", 0),
         getattr(told, "num_hidden_layers", 0),
     )
-    mean, deviation = _normalisation(processing, told.num_channels)
-    return Foreign(nn.Sequential(Normalise(mean, deviation), model).eval(), config)
+    before: list[nn.Module] = [Normalise(pixels.mean, pixels.deviation)]
+    if pixels.flipped:
+        before.insert(0, _Flip())
+    return Foreign(nn.Sequential(*before, model).eval(), config)
 
 
-def _processing(folder: Path) -> dict[str, Any]:
-    """What the image processor beside the model does to pixels."""
-    try:
-        told = parsed((folder / PREPROCESSING).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{str(folder)!r} has no {PREPROCESSING} that can be read ({error}): nothing says how"
-            " pixels are normalised. Copy it from where the model is from."
-        ) from error
-    if not isinstance(told, dict):
-        raise ValueError(f"{PREPROCESSING} must hold names and values, got {described(told)}.")
-    return told
+class _Flip(nn.Module):
+    """Channels from the last to the first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flip(-3)
 
 
-def _size(config: Any, processing: dict[str, Any]) -> tuple[int, int]:
+def _size(config: Any, crop: Any) -> tuple[int, int]:
     """Height and width that the model reads: its own, or what its images are cut to."""
-    for size in (getattr(config, "image_size", None), processing.get("crop_size")):
+    for size in (getattr(config, "image_size", None), crop):
         if isinstance(size, dict):
             size = (size.get("height"), size.get("width"))
         pair = (size, size) if isinstance(size, int) else size
@@ -166,35 +163,3 @@ def _size(config: Any, processing: dict[str, Any]) -> tuple[int, int]:
         f"nothing says which images a {config.model_type} model reads: neither image_size in"
         f" {DESCRIPTION} nor crop_size in {PREPROCESSING}."
     )
-
-
-def _normalisation(
-    told: dict[str, Any], channels: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel; only pixels that are brought to [0, 1] first."""
-    factor = told.get("rescale_factor", 1 / 255)
-    plain = told.get("do_rescale", True) and not told.get("rescale_offset", False)
-    if not plain or not isinstance(factor, float) or abs(255 * factor - 1) > 1e-6:
-        raise ValueError(
-            f"{PREPROCESSING} must bring pixels to [0, 1], with do_rescale and a rescale_factor of"
-            f" 1/255, got do_rescale {told.get('do_rescale', True)!r}, rescale_factor {factor!r},"
-            f" rescale_offset {told.get('rescale_offset', False)!r}."
-        )
-    if not told.get("do_normalize", True):
-        return (0.0,) * channels, (1.0,) * channels
-    mean, deviation = told.get("image_mean"), told.get("image_std")
-    for values in (mean, deviation):
-        if not isinstance(values, list) or not all(type(one) in (int, float) for one in values):
-            raise ValueError(
-                f"image_mean and image_std must be numbers in {PREPROCESSING}, one for each"
-                f" channel, got {described(mean)} and {described(deviation)}."
-            )
-        if len(values) != channels:
-            raise ValueError(
-                f"{PREPROCESSING} normalises {len(values)} channels, the model reads {channels}."
-            )
-    assert isinstance(mean, list)
-    assert isinstance(deviation, list)
-    if not all(one > 0 for one in deviation):
-        raise ValueError(f"image_std must be above 0 in {PREPROCESSING}, got {deviation}.")
-    return tuple(mean), tuple(deviation)

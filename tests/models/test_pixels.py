@@ -1,0 +1,56 @@
+"""What is done to pixels before a vision model reads them is what its own image processor does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from attnscope.models import PREPROCESSING, processing
+
+transformers = pytest.importorskip("transformers")
+KINDS = {
+    "ViTImageProcessor": {},
+    "DeiTImageProcessor": {"do_normalize": False},
+    "ConvNextImageProcessor": {"image_std": [0.2, 0.3, 0.4]},
+    "MobileViTImageProcessor": {},
+    "MobileViTImageProcessor ": {"do_flip_channel_order": False},
+    "EfficientNetImageProcessor": {},
+    "EfficientNetImageProcessor ": {"include_top": False},
+}
+
+
+def put(folder: Path, kind: str, **told: object) -> str:
+    (folder / PREPROCESSING).write_text(json.dumps({"image_processor_type": kind} | told))
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pixels_become_what_the_processor_makes_of_them(tmp_path: Path, kind: str) -> None:
+    told: dict[str, object] = {"image_mean": [0.2, 0.5, 0.6], "image_std": [0.3, 0.2, 0.5]}
+    folder = put(tmp_path, kind.strip(), **told | KINDS[kind])
+    image = np.random.default_rng(1).integers(0, 256, (3, 20, 24), dtype=np.uint8)
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+    theirs = processor(
+        image,
+        do_resize=False,
+        do_center_crop=False,
+        input_data_format="channels_first",
+        return_tensors="pt",
+    )["pixel_values"][0]
+    ours = processing(folder, 3)(torch.from_numpy(image).double() / 255)
+    torch.testing.assert_close(ours, theirs.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_not_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that does a third thing, which nothing in its file told."""
+    folder = put(tmp_path, "ViTImageProcessor")
+    processing(folder, 3)
+    kind = type(transformers.AutoImageProcessor.from_pretrained(folder))
+    plain = kind.normalize
+    monkeypatch.setattr(kind, "normalize", lambda *a, **k: plain(*a, **k) ** 2)
+    with pytest.raises(ValueError, match="does more to pixels than to rescale"):
+        processing(folder, 3)

@@ -38,6 +38,7 @@ ROOMS = (
     "studies",
     "report",
     "cli",
+    "__main__",
 )
 """A room may import from those before it. Names of rooms that are not there yet do no harm."""
 

@@ -223,6 +223,24 @@ def test_pixels_outside_of_their_range_are_told_where_to_normalise() -> None:
         certify(encoder(0), images(1) * 3 - 1, 1e-3)
 
 
+def test_an_encoder_that_answers_in_two_ways_is_refused() -> None:
+    """torch's fast path, without gradients, knows the exact GELU alone."""
+    torch.manual_seed(0)
+    encode = nn.TransformerEncoderLayer(
+        4, 1, 4, dropout=0.0, activation=nn.GELU("tanh"), batch_first=True
+    )
+    nn.init.normal_(encode.linear1.weight, std=3.0)
+    network = nn.Sequential(nn.Flatten(1, 2), encode, nn.Flatten(), nn.Linear(32, 3)).eval()
+    x = torch.rand(1, 1, 8, 4)
+    with torch.no_grad():
+        fast = network(x)
+    assert not torch.equal(fast, network(x)), "then there is nothing to refuse"
+    with pytest.raises(NoBound, match="activation_relu_or_gelu = 0"):
+        certify(network, x, 1e-4)
+    encode.activation_relu_or_gelu = 0
+    assert certify(network, x, 1e-4)[0].verdict
+
+
 def test_flat_margins_are_certified_as_far_as_there_are_pictures() -> None:
     """Logits that do not depend on the picture: nowhere does the linear part eat the margin."""
     torch.manual_seed(0)

@@ -117,6 +117,7 @@ def test_broken_weights_are_refused(value: float) -> None:
         ({"eps": "36/255"}, "eps must be"),
         ({"images": X + 0.6}, r"pixels must lie in \[0, 1\]"),
         ({"images": X - 0.6}, r"pixels must lie in \[0, 1\]"),
+        ({"images": X - X.max() + 1 + 1e-9}, r"to 1\.000000001\."),
         ({"images": torch.zeros(2, 3, 6, 6, dtype=torch.float64)}, "do not fit the network"),
         ({"images": torch.zeros(36, dtype=torch.float64)}, "a batch"),
         ({"images": torch.full_like(X, torch.nan)}, "images must be finite"),

@@ -19,6 +19,7 @@ from attnscope.cli import main
 from attnscope.layers import Normalise
 from attnscope.studies import drawing
 from attnscope.studies.certify import CertifyConfig
+from attnscope.studies.certify.foreign import open_network
 
 command = importlib.import_module("attnscope.cli.certify")
 transformers = pytest.importorskip("transformers")
@@ -127,6 +128,31 @@ def test_any_classifier_can_be_smoothed(
     assert "another classifier than the network" in page
     assert run(tmp_path / "net", place / "two.npz", tmp_path / "o", "--method", "smoothing") == 2
     assert "needs --sigma" in " ".join(capsys.readouterr().err.split())
+
+
+def test_channels_are_turned_round_where_the_processor_does(tmp_path: Path) -> None:
+    """MobileViT reads blue, green, red, and shifts nothing."""
+    torch.manual_seed(0)
+    config = transformers.MobileViTConfig(
+        image_size=32, hidden_sizes=[8, 8, 8], neck_hidden_sizes=[4, 4, 4, 4, 8, 8, 8], num_labels=3
+    )
+    network = transformers.MobileViTForImageClassification(config).eval()
+    for weight in network.parameters():
+        nn.init.normal_(weight)
+    network.save_pretrained(tmp_path)
+    told = {"image_processor_type": "MobileViTImageProcessor"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(told))
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, local_files_only=True)
+    image = np.random.default_rng(0).integers(0, 256, (3, 32, 32), dtype=np.uint8)
+    given = processor(
+        image, do_resize=False, do_center_crop=False, input_data_format="channels_first"
+    )
+    with torch.no_grad():
+        theirs = network(torch.tensor(np.array(given["pixel_values"]))).logits
+        ours = open_network(str(tmp_path))(torch.from_numpy(image)[None] / 255)
+        plain = network(torch.from_numpy(image)[None] / 255).logits
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    assert (plain - theirs).abs().max() > 1e-4
 
 
 def no_preprocessor(folder: Path) -> str:

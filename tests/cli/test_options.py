@@ -157,7 +157,7 @@ def test_a_reader_that_leaves_is_no_mistake(
 
 def test_a_terminal_of_ascii_shows_tables() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from attnscope.cli import main; main(['theorems'])"],
+        [sys.executable, "-m", "attnscope", "theorems"],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         capture_output=True,
         check=False,

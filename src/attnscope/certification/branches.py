@@ -113,8 +113,8 @@ def logits_of(made: Any) -> Tensor:
 def check_pixels(images: Tensor) -> None:
     if images.ndim >= 3 and (images.min() < 0 or images.max() > 1):
         raise ValueError(
-            f"pixels must lie in [0, 1], got values from {float(images.min()):.6g} to"
-            f" {float(images.max()):.6g}. Undo the normalisation, and put it into the network:"
+            f"pixels must lie in [0, 1], got values from {float(images.min()):.12g} to"
+            f" {float(images.max()):.12g}. Undo the normalisation, and put it into the network:"
             " nn.Sequential(attnscope.layers.Normalise(mean, deviation), network)."
         )
 

@@ -270,8 +270,8 @@ def _check_images(images: Tensor, links: list[Link]) -> None:
         )
     if (images.min() < 0 or images.max() > 1) and not _on_tokens(images, links[0]):
         raise ValueError(
-            f"pixels must lie in [0, 1], got values from {float(images.min()):.6g} to"
-            f" {float(images.max()):.6g}. Divide by 255, or undo a normalisation and put it into"
+            f"pixels must lie in [0, 1], got values from {float(images.min()):.12g} to"
+            f" {float(images.max()):.12g}. Divide by 255, or undo a normalisation and put it into"
             " the network."
         )
 

@@ -152,13 +152,18 @@ def command(
     options = dict(locals())
     console = Console()
     torch.set_num_threads(threads)
+    if control and attention == "none":
+        raise ValueError(
+            "--control trains the same network with A = 0, and --attention none has no A: leave"
+            " --control out."
+        )
     folder = Path(out or f"train-{_name(data)}-{attention}")
     _check_folder(folder, resume, overwrite)
     with console.status(f"Loading {escape(data)} ..."):
         train, held_out = _data(data, watched)
     recipe = _recipe(options, train)
     runs = [(recipe, folder)]
-    if control and attention != "none":
+    if control:
         runs.append((recipe.control(), folder / "control"))
     for each, place in runs:
         stored = (place / STATE).exists()

@@ -35,8 +35,8 @@ class Images:
         low, high = float(self.pixels.min()), float(self.pixels.max())
         if low < 0 or high > 1:
             raise ValueError(
-                f"{self.name}: pixels must lie in [0, 1], got values from {low:.4g} to {high:.4g}:"
-                " rescale them first."
+                f"{self.name}: pixels must lie in [0, 1], got values from {low:.12g} to"
+                f" {high:.12g}: rescale them first."
             )
         if (
             not isinstance(self.labels, Tensor)

@@ -26,7 +26,7 @@ from attnscope.layers.contract import (
 )
 from attnscope.layers.embedding import PatchEmbedding, TokenEmbedding, isometry
 from attnscope.layers.feed_forward import FeedForward
-from attnscope.layers.head import POOLINGS, Head
+from attnscope.layers.head import Head
 from attnscope.layers.mlp import MLP, SLL, ConvexPotential, ResidualMLP
 from attnscope.layers.norms import NORMS, Centre, LayerNorm, RMSNorm, norm_layer
 from attnscope.layers.pooling import MaxPool
@@ -67,7 +67,6 @@ __all__ = [
     "NORMS",
     "Normalise",
     "OverBall",
-    "POOLINGS",
     "PatchEmbedding",
     "Positions",
     "QuadraticReLU",

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from attnscope.layers.contract import AffineLayer
 from attnscope.norms import spectral
 
-POOLINGS = ("flatten", "mean", "tokens")
-
 
 @final
 class Head(AffineLayer):

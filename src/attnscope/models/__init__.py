@@ -15,6 +15,7 @@ from attnscope.models._moves import MEMORY, TooLarge
 from attnscope.models._parts import PARTS, Part
 from attnscope.models._perturbation import Duplication, Perturbation, Step
 from attnscope.models._pixels import PREPROCESSING, fitted, processing
+from attnscope.models._quiet import quiet
 from attnscope.models._spans import (
     NAMED_PLACES,
     Place,
@@ -61,6 +62,7 @@ __all__ = [
     "pieces_of",
     "place_number",
     "processing",
+    "quiet",
     "spelled",
     "streams",
     "table",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import importlib.util
 import inspect
-import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from attnscope.models._base import Model, ModelNotice
 from attnscope.models._catch import cause
 from attnscope.models._families import family_of
 from attnscope.models._head import Maker, around, drawn, stored
+from attnscope.models._quiet import quiet
 from attnscope.models._reading import Encoder
 from attnscope.models._vocabulary import Vocabulary, WordNumbers
 from attnscope.validation import described
@@ -99,7 +98,7 @@ def _pretrained(
     import safetensors
 
     safe: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
-    with _quiet(transformers):
+    with quiet():
         try:
             module, info = transformers.AutoModel.from_pretrained(
                 place,
@@ -173,27 +172,6 @@ def _transformers(name: str) -> Any:
     import transformers
 
     return transformers
-
-
-@contextlib.contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """No progress bars and no reports while weights are read; what matters in them is checked by
-    hand.
-    """
-    bars = transformers.utils.logging
-    shown = bars.is_progress_bar_enabled()
-    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
-    levels = [logger.level for logger in loggers]
-    bars.disable_progress_bar()
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        if shown:
-            bars.enable_progress_bar()
 
 
 def _check_kind(device: torch.device | str | None, dtype: torch.dtype | None) -> None:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.models._base import Model
+from attnscope.models._quiet import quiet
 from attnscope.validation import described, parsed
 
 PREPROCESSING = "preprocessor_config.json"
@@ -114,9 +115,10 @@ def _processor(folder: str) -> Any:
     try:
         from transformers import AutoImageProcessor
 
-        return AutoImageProcessor.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        with quiet():
+            return AutoImageProcessor.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
     except ImportError as error:
         raise ValueError(
             f"the image processor of {folder!r} needs more than is installed ({error}):"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, final
 
 from attnscope.attention import variants
-from attnscope.layers import NORMS, POOLINGS
+from attnscope.layers import NORMS
 from attnscope.validation import check_positive, described
 
 KINDS = ("classifier", "language")
@@ -86,7 +86,7 @@ class Config:
             ("mlp", MLPS),
             ("activation", ACTIVATIONS),
             ("norm", NORMS),
-            ("pooling", POOLINGS),
+            ("pooling", ("tokens",) if self.kind == "language" else ("flatten", "mean")),
             ("look", LOOKS),
         ):
             if getattr(self, name) not in allowed:
@@ -122,11 +122,7 @@ class Config:
     def _check_input(self) -> None:
         if self.kind == "language":
             _check_count("length", self.length)
-            if self.pooling != "tokens":
-                raise ValueError(f'a language model has pooling="tokens", got {self.pooling!r}.')
             return
-        if self.pooling == "tokens":
-            raise ValueError('a classifier has pooling="flatten" or "mean", got "tokens".')
         if not isinstance(self.image, tuple | list) or len(self.image) != 3:
             raise ValueError(
                 f"image must be (channels, height, width), got {described(self.image)}."

@@ -46,11 +46,22 @@ def encoder_layer(module: nn.Module) -> nn.Module:
         _exactly(linear, nn.Linear)
     for dropout in (module.dropout, module.dropout1, module.dropout2):
         _exactly(dropout, nn.Dropout, nn.Identity)
+    given = module.activation
+    if (
+        isinstance(given, nn.GELU)
+        and given.approximate != "none"
+        and module.activation_relu_or_gelu
+    ):
+        raise NoBound(
+            "without gradients torch's encoder takes a fast path, which puts the exact GELU in the"
+            f" place of {given!r}, so that it answers in two ways. Build it with nn.GELU(), or set"
+            " activation_relu_or_gelu = 0 in each layer, which leaves that path."
+        )
     attention = SelfAttention(heads_of(module.self_attn))
     mlp = FeedForward(
         module.linear1.weight,
         module.linear1.bias,
-        _activation(module.activation),
+        _activation(given),
         module.linear2.weight.mT,
         module.linear2.bias,
     )

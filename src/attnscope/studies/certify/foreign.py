@@ -17,7 +17,7 @@ from attnscope.bounds import NoBound
 from attnscope.certification.branches import logits_of
 from attnscope.certification.reading import taken_apart
 from attnscope.layers import Normalise, ResidualAttention, SelfAttention
-from attnscope.models import PREPROCESSING, processing
+from attnscope.models import PREPROCESSING, processing, quiet
 from attnscope.nets import Transformer, load
 from attnscope.validation import parsed
 
@@ -114,13 +114,14 @@ def _hugging_face(folder: str) -> Foreign:
         ) from error
     try:
         model: Any
-        model, loaded = AutoModelForImageClassification.from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        with quiet():
+            model, loaded = AutoModelForImageClassification.from_pretrained(
+                folder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError) as error:
         raise ValueError(f"no image classifier can be read from {folder!r}: {error}") from error
     missing = sorted(loaded["missing_keys"]) + sorted(map(str, loaded["mismatched_keys"]))

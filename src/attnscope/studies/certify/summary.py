@@ -165,8 +165,10 @@ def title(networks: Sequence[NetworkRow], images: int) -> str:
     if not networks:
         return f"{images} images"
     about = networks[0]
-    made = f"{about.attention} attention, {about.heads} heads, depth {about.depth}"
-    return f"{made if about.heads else about.attention}: {images} images of {about.images}"
+    made = about.attention
+    if about.heads:
+        made += f" attention, {about.heads} heads" + f", depth {about.depth}" * (about.depth > 0)
+    return f"{made}: {images} images of {about.images}"
 
 
 def _sentences(made: dict[str, Summary], norms: list[list[float]]) -> list[str]:

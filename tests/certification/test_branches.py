@@ -227,7 +227,7 @@ def test_an_encoder_that_answers_in_two_ways_is_refused() -> None:
     """torch's fast path, without gradients, knows the exact GELU alone."""
     torch.manual_seed(0)
     encode = nn.TransformerEncoderLayer(
-        4, 1, 4, dropout=0.0, activation=nn.GELU("tanh"), batch_first=True
+        4, 2, 4, dropout=0.0, activation=nn.GELU("tanh"), batch_first=True
     )
     nn.init.normal_(encode.linear1.weight, std=3.0)
     network = nn.Sequential(nn.Flatten(1, 2), encode, nn.Flatten(), nn.Linear(32, 3)).eval()

@@ -53,9 +53,9 @@ def encoder_layer(module: nn.Module) -> nn.Module:
         and module.activation_relu_or_gelu
     ):
         raise NoBound(
-            "without gradients torch's encoder takes a fast path, which puts the exact GELU in the"
-            f" place of {given!r}, so that it answers in two ways. Build it with nn.GELU(), or set"
-            " activation_relu_or_gelu = 0 in each layer, which leaves that path."
+            "without gradients torch's encoder may take a fast path, which puts the exact GELU in"
+            f" the place of {given!r}, so that it answers in two ways. Build it with nn.GELU(), or"
+            " set activation_relu_or_gelu = 0 in each layer, which leaves that path."
         )
     attention = SelfAttention(heads_of(module.self_attn))
     mlp = FeedForward(

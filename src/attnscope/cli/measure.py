@@ -235,7 +235,7 @@ def _load(console: Console, config: MeasureConfig | SpanConfig, workbench: Workb
         warnings.simplefilter("always")
         model = workbench.model(config.model, config.device, config.dtype)
         _tokenise(workbench, model, config.text)
-        if isinstance(config, SpanConfig) or needs_double(model, config.part):
+        if isinstance(config, SpanConfig) or needs_double(workbench, model, config.part):
             model.doubled()
     for notice in {str(notice.message) for notice in notices}:
         say(console, f"Note: {notice}")

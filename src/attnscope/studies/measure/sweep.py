@@ -25,18 +25,23 @@ from attnscope.studies.measure.rows import BoundRow, Constants, Place, Row
 from attnscope.studies.workbench import Workbench, check_hash, hash_ids
 
 
-def needs_double(model: Model, part: str) -> bool:
+def needs_double(workbench: Workbench, model: Model, part: str) -> bool:
     """Whether a lower bound is finished by the float64 copy of the whole model."""
-    known = all(model.rebuilt(layer) for layer in range(model.layers))
-    return (part in ("mlp", "block") or not known) and model.dtype != torch.float64
+
+    def needed() -> bool:
+        known = all(model.rebuilt(layer) for layer in range(model.layers))
+        return (part in ("mlp", "block") or not known) and model.dtype != torch.float64
+
+    wanted: bool = workbench.once(
+        ("needs double", model.name, str(model.device), str(model.dtype), part), needed
+    )
+    return wanted
 
 
 def constants(cell: Constants, workbench: Workbench) -> list[Row | DirectionRow]:
     """Measure length by length and layer by layer: the whole layer first, then its heads."""
     model = workbench.model(cell.model, cell.device, cell.dtype, cell.weights)
-    place = ("needs double", cell.model, cell.device, cell.dtype, cell.part)
-    wanted = workbench.once(place, lambda: needs_double(model, cell.part))
-    double = model.doubled() if wanted else None
+    double = model.doubled() if needs_double(workbench, model, cell.part) else None
     memory, rows = Memory(cell.first), list[Row | DirectionRow]()
     for number, n in enumerate(cell.rungs):
         last = n == cell.n

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnscope.models import PREPROCESSING, processing
+from attnscope.models import PREPROCESSING, fitted, load, processing
 
 transformers = pytest.importorskip("transformers")
 KINDS = {
@@ -43,6 +43,29 @@ def test_pixels_become_what_the_processor_makes_of_them(tmp_path: Path, kind: st
     )["pixel_values"][0]
     ours = processing(folder, 3)(torch.from_numpy(image).double() / 255)
     torch.testing.assert_close(ours, theirs.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_of_the_hub_comes_with_its_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name, like its weights; [-1, 1] would be another input than the model was made for."""
+    kind = transformers.AutoImageProcessor
+    put(tmp_path, "ViTImageProcessor", image_mean=[0.1, 0.2, 0.3], image_std=[0.4, 0.5, 0.6])
+    plain, asked = kind.from_pretrained, []
+
+    def served(name: str, **options: object) -> object:
+        asked.append((name, options))
+        return plain(tmp_path)
+
+    monkeypatch.setattr(kind, "from_pretrained", served)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    config = transformers.ViTConfig(image_size=8, patch_size=4, num_attention_heads=1, **sizes)
+    model = load(transformers.ViTModel(config).eval())
+    model.name = "people/vit"
+    pixels = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    mean, deviation = (torch.tensor(v)[:, None, None] for v in ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6)))
+    torch.testing.assert_close(fitted(model, pixels), (pixels - mean) / deviation)
+    assert asked == [("people/vit", {"local_files_only": False, "trust_remote_code": False})]
 
 
 def test_what_is_not_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,8 @@ def fitted(
     model: Model, pixels: Float[Tensor, "images channels height width"]
 ) -> Float[Tensor, "images c h w"]:
     """Pixels in [0, 1] resized to the model's images, grey ones repeated for each channel, and
-    shifted and scaled as the model's `preprocessor_config.json` says (to [-1, 1] without one).
+    shifted and scaled as the image processor beside the model does, in its folder or on the hub (to
+    [-1, 1] where a folder has none).
     """
     example = model.sample(1)
     if not model.sees_images or example is None:
@@ -61,18 +62,19 @@ def fitted(
         pixels = torch.nn.functional.interpolate(
             pixels, tuple(size), mode="bilinear", antialias=True, align_corners=False
         )
-    if (Path(model.name) / PREPROCESSING).is_file():
-        return processing(model.name, channels)(pixels)
-    return Processing(False, HALF, HALF)(pixels)
+    folder = Path(model.name)
+    told = (folder / PREPROCESSING).is_file() if folder.is_dir() else "/" in model.name
+    return (processing(model.name, channels) if told else Processing(False, HALF, HALF))(pixels)
 
 
-def processing(folder: str, channels: int) -> Processing:
-    """What the image processor in a model's folder does to pixels, its sizes left out.
+def processing(place: str, channels: int) -> Processing:
+    """What the image processor beside a model, in a folder or on the hub, does to pixels, its sizes
+    left out.
 
     Read with the defaults of the processor's class, which a file need not repeat, and held against
     the processor itself on a picture of noise: one that does anything else is refused.
     """
-    processor = _processor(folder)
+    processor = _of_folder(place) if Path(place).is_dir() else _read(place, local=False)
     told: dict[str, Any] = processor.to_dict()
     found = Processing(
         bool(told.get("do_flip_channel_order")),
@@ -82,27 +84,25 @@ def processing(folder: str, channels: int) -> Processing:
     noise = np.random.default_rng(0).integers(0, 256, (channels, 16, 16), dtype=np.uint8)
     plain = {"do_resize": False, "do_center_crop": False, "do_pad": False}
     try:
-        made = processor(noise, input_data_format="channels_first", return_tensors="np", **plain)[
-            "pixel_values"
-        ][0]
-        theirs = torch.as_tensor(made, dtype=torch.float64)
+        given = processor(noise, input_data_format="channels_first", return_tensors="np", **plain)
+        theirs = torch.as_tensor(given["pixel_values"][0], dtype=torch.float64)
     except Exception as error:  # a processor's own code, with settings of any kind
         raise ValueError(
-            f"the image processor in {folder!r} ({type(processor).__name__}) fails on an image of"
+            f"the image processor of {place!r} ({type(processor).__name__}) fails on an image of"
             f" {channels} channels: {error} ({type(error).__name__})."
         ) from error
     ours = found(torch.from_numpy(noise).double() / 255)
     same = ours.shape == theirs.shape
     if not same or not (ours - theirs).abs().max() <= CLOSE * ours.abs().max():
         raise ValueError(
-            f"the image processor in {folder!r} ({type(processor).__name__}) does more to pixels"
+            f"the image processor of {place!r} ({type(processor).__name__}) does more to pixels"
             " than to rescale them to [0, 1], turn their channels round, shift and scale each: what"
             " it does would be left out, and the numbers were those of another network."
         )
     return found
 
 
-def _processor(folder: str) -> Any:
+def _of_folder(folder: str) -> Any:
     file = Path(folder) / PREPROCESSING
     try:
         if not isinstance(told := parsed(file.read_text("utf-8")), dict):
@@ -112,21 +112,25 @@ def _processor(folder: str) -> Any:
             f"{folder!r} has no {PREPROCESSING} that can be read ({error}): nothing says how"
             " pixels are normalised. Copy it from where the model is from."
         ) from error
+    return _read(folder, local=True)
+
+
+def _read(place: str, local: bool) -> Any:
     try:
         from transformers import AutoImageProcessor
 
         with quiet():
             return AutoImageProcessor.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
+                place, local_files_only=local, trust_remote_code=False
             )
     except ImportError as error:
         raise ValueError(
-            f"the image processor of {folder!r} needs more than is installed ({error}):"
+            f"the image processor of {place!r} needs more than is installed ({error}):"
             " pip install 'attnscope[hf]'."
         ) from error
     except Exception as error:  # settings can break a constructor in any way
         raise ValueError(
-            f"{PREPROCESSING} in {folder!r} does not make an image processor: {error}"
+            f"{PREPROCESSING} of {place!r} does not make an image processor: {error}"
             f" ({type(error).__name__})."
         ) from error
 

@@ -125,8 +125,8 @@ def _read(place: str, local: bool) -> Any:
             )
     except ImportError as error:
         raise ValueError(
-            f"the image processor of {place!r} needs more than is installed ({error}):"
-            " pip install 'attnscope[hf]'."
+            f"the image processor of {place!r} needs what is not installed:"
+            f" {str(error).strip().splitlines()[0]}"
         ) from error
     except Exception as error:  # settings can break a constructor in any way
         raise ValueError(

@@ -170,12 +170,14 @@ ROOM = {
         "comparing, sharpest, whole loss, longer",
         "comparing, cap 1.2, whole loss, longer",
         "comparing, cap 1.2, whole loss, longest",
+        "comparing, cap 1.6, whole loss, longest",
     ],
     False: [
         *FIRST[False][1:],
         "mixing, round corners, wide, longer",
         "mixing, round corners, wide, whole loss, longer",
         "mixing, round corners, whole loss, longest",
+        "mixing, round corners, wide, whole loss, longest",
     ],
 }
 """Among five pictures heads must be sharper, and a control needs room for all pairs."""
@@ -223,10 +225,6 @@ CLASSES = {
         "mixing, round corners, wide, whole loss, longest",
     ],
 }
-DEEP = {
-    True: [*MORE[True], "comparing, sharpest, whole loss, longest"],
-    False: [*MORE[False], "mixing, round corners, whole loss, longest"],
-}
 
 LARGE = {
     True: [
@@ -266,7 +264,7 @@ def settings(task: Task, content: bool) -> list[str]:
         return LARGE[content][3 * (task.same == "class") :]
     if task.same == "class":
         return CLASSES[content]
-    return (HARDER if task.depth == 1 else DEEP)[content]
+    return (HARDER if task.depth == 1 else MORE)[content]
 
 
 def tuning_seeds(task: Task) -> tuple[int, ...]:

@@ -170,14 +170,12 @@ ROOM = {
         "comparing, sharpest, whole loss, longer",
         "comparing, cap 1.2, whole loss, longer",
         "comparing, cap 1.2, whole loss, longest",
-        "comparing, cap 1.6, whole loss, longest",
     ],
     False: [
         *FIRST[False][1:],
         "mixing, round corners, wide, longer",
         "mixing, round corners, wide, whole loss, longer",
         "mixing, round corners, whole loss, longest",
-        "mixing, round corners, wide, whole loss, longest",
     ],
 }
 """Among five pictures heads must be sharper, and a control needs room for all pairs."""

@@ -5,6 +5,7 @@ to float64 where float32 cannot tell.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from test_spectrum import of_matrix
 from torch import Tensor
 
 import attnscope as asc
-from attnscope.operators.deflation import bound_rest, deflated, most_of_rest
+from attnscope.operators import deflation
+from attnscope.operators.deflation import bound_rest, deflated, most_of_rest, taken_out
 from attnscope.operators.operator import LinearOperator
-from attnscope.operators.starts import draw
+from attnscope.operators.search import search
+from attnscope.operators.starts import Starts, draw
 
 
 def with_coarse(m: Tensor) -> LinearOperator:
@@ -59,6 +62,55 @@ def test_the_lemma_holds_at_any_vector() -> None:
                 used += 1
                 assert float(torch.linalg.matrix_norm(m, 2)) <= a * (1 + width) * (1 + 1e-12)
     assert used > 100
+
+
+def begin(seed: int, op: LinearOperator, attempt: int) -> Starts:
+    return draw(op, seed, attempt)
+
+
+def test_what_is_taken_out_leaves_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is within its bound wherever what is left of it is within the smaller one; not
+    always within its own, so that the residuals of what was taken out count.
+    """
+    monkeypatch.setattr(deflation, "DEAREST", 0.5)
+    used, dear = 0, 0
+    for seed in range(40):
+        values = torch.cat([torch.tensor([1.0, 0.8, 0.75, 0.6]), torch.linspace(0.55, 0, 30)])
+        m = of_spectrum(values.double(), seed)
+        for tol in (3e-2, 1e-2, 1e-3):
+            op = of_matrix(m).flat()
+            found = search(op, partial(begin, seed), tol, None, 40)
+            beside = torch.eye(len(m)) - found.right.T @ found.right
+            rest = float(torch.linalg.matrix_norm(m @ beside, 2))
+            for most in np.linspace(0.7, 0.99, 30):
+                basis, left = taken_out(found, np.array([most]), 0.0)
+                count = int(basis[0].any(-1).sum())
+                torch.testing.assert_close(
+                    basis[0] @ basis[0].T,
+                    torch.eye(3).double() * basis[0].any(-1),
+                    atol=1e-9,
+                    rtol=0,
+                )
+                out = torch.eye(len(m)) - basis[0].T @ basis[0]
+                last = float(torch.linalg.matrix_norm(m @ out, 2))
+                if count > 1 and last <= left[0]:
+                    used += 1
+                    assert rest <= most * (1 + 1e-9)
+                dear += count > 1 and last <= most < rest
+    assert used > 100
+    assert dear > 0
+
+
+def test_taking_more_out_takes_fewer_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.cat([torch.tensor([1.0, 0.9, 0.85]), torch.linspace(0.6, 0, 60)]).double()
+    op = with_coarse(torch.stack([of_spectrum(values, seed) for seed in range(4)]))
+    more = asc.spectral_norm(op, tol=1e-6, failure_probability=1e-9)
+    monkeypatch.setattr(deflation, "DEAREST", -1.0)
+    less = asc.spectral_norm(op, tol=1e-6, failure_probability=1e-9)
+    assert more.converged.all()
+    assert less.converged.all()
+    assert (more.pairs < less.pairs).all()
+    assert (more.upper >= 1 - 1e-13).all()
 
 
 @pytest.mark.parametrize("stack", [(), (3,), (2, 2)])

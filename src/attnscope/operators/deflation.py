@@ -10,6 +10,15 @@ largest eigenvalue is the larger root. Products in float64 at one z give a and r
 may be as far off as the gap below $\sigma$ is wide, so that float32 serves to find z and to bound
 b. The start of that second search is drawn afresh: one that has a part in z proves nothing of
 directions that z has swallowed.
+
+Ritz vectors $z_i \perp z$ that the first search has left, with values $\theta_i$ and residuals
+$\theta_i\rho_i$ all along its next vector, are taken out of the second one too: b is a bound if no
+singular value of what is left exceeds s,
+
+$$ s^2 = b^2 - \sum_i \frac{(\theta_i\rho_i)^2}{b^2 - \theta_i^2}, $$
+
+since $b^2 - J^TJ$ on the span of the $z_i$ and the rest is then positive semidefinite (Schur
+complement). What is left has a smaller norm, which takes fewer pairs to show.
 """
 
 from __future__ import annotations
@@ -24,6 +33,7 @@ from torch import Tensor
 from attnscope.operators.bracket import narrowest, reaches
 from attnscope.operators.lanczos import Lanczos, noise
 from attnscope.operators.operator import LinearOperator
+from attnscope.operators.precision import wide
 from attnscope.operators.search import Draw, Found, allowance, search
 from attnscope.operators.starts import Starts
 
@@ -41,6 +51,12 @@ COARSENESS, MOST_COARSE = 4.0, 1e-3
 """Rounding of a float32 map in its allowances, that of its own entries included; beyond the second
 number it serves no bracket.
 """
+LEAST_GAP, DEAREST = 0.02, 0.02
+"""Of the square of the largest value: how far below the goal a value must lie that is taken out of
+the rest, and what its residual may cost.
+"""
+ACROSS, KEPT = 0.1, 0.99
+"""The largest part that a Ritz vector may have in the vector, and the length that is left of it."""
 REST = 2
 """The number of the draw for the rest: two others are for the vector."""
 
@@ -70,6 +86,32 @@ def most_of_rest(residual: Float64[np.ndarray, " b"], width: float) -> Float64[n
     """
     t = (1 + width) ** 2
     return np.sqrt(np.maximum(t - residual**2 / (t - 1), 0.0))
+
+
+def taken_out(
+    found: Found, most: Float64[np.ndarray, " b"], error: float
+) -> tuple[Float64[Tensor, "b m N"], Float64[np.ndarray, " b"]]:
+    """The vector of each problem with the Ritz vectors that are taken out beside it (zero where one
+    is not), and the most that is left of `most` for the norm of the rest, in units of the largest
+    value; values and residuals may err by so much.
+    """
+    basis, left = found.right[:, None], most**2
+    for i in range(found.next.shape[1]):
+        value, residual = found.ratios[:, i].T
+        vector = wide(found.next[:, i])
+        along = torch.bmm(basis, vector[..., None])
+        vector = vector - torch.bmm(along.mT, basis)[:, 0]
+        length = torch.linalg.vector_norm(vector, dim=1)
+        parts = along[..., 0].abs().cpu().numpy()
+        gap = most**2 - value**2 - 2 * error
+        cost = (value * residual / KEPT + error) ** 2 / np.maximum(gap, LEAST_GAP)
+        taken = (gap >= LEAST_GAP) & (cost <= DEAREST) & (length.cpu().numpy() >= KEPT)
+        taken &= (parts[:, 0] <= ACROSS) & (parts[:, 1:] <= error).all(1)
+        left = left - np.where(taken, cost, 0.0)
+        keep = torch.as_tensor(taken, device=vector.device)
+        unit = torch.where(keep, 1 / length.clamp(min=1e-300), 0.0)
+        basis = torch.cat([basis, (unit[:, None] * vector)[:, None]], 1)
+    return basis, np.sqrt(np.maximum(left, 0.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,10 +209,11 @@ def _coarsely(
     far = torch.linalg.vector_norm(pulled, dim=1).cpu().numpy() / np.maximum(size, 1e-300)
     whole = 1 + max(tol, narrowest(slack))  # upper over lower, rounding on both sides included
     width = (whole * (1 - slack) / (1 + slack) - 1) * (1 - 1e-6)
-    goal = size * (most_of_rest(far + slack, width) - error)
-    top = found.right.to(coarse.dtype)[:, None]
-    starts = draw(coarse, REST).beside(top)
-    rest = bound_rest(deflated(coarse, top), starts, goal, failure_probability, max_pairs)
+    taken, most = taken_out(found, most_of_rest(far + slack, width), error)
+    vectors = taken.to(coarse.dtype)
+    starts = draw(coarse, REST).beside(vectors)
+    goal = size * (most - error)
+    rest = bound_rest(deflated(coarse, vectors), starts, goal, failure_probability, max_pairs)
     found.upper = np.where(rest.below, size * (1 + width) * (1 + slack), np.nan)
     found.residual, found.converged = far, rest.below
     found.pairs = found.pairs + rest.pairs + 1

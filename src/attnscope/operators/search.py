@@ -28,6 +28,8 @@ BLEND = (1.0, 0.4, 0.1)
 """How much of each leading Ritz vector a nearby search starts from: enough of the next ones that
 one of them cannot become the largest unseen, and no more, since it must be told from them again.
 """
+NEXT = 2
+"""Ritz vectors beside the largest that are kept."""
 Draw = Callable[[LinearOperator, int], Starts]
 """Starts of a flat stack at this attempt."""
 
@@ -45,6 +47,10 @@ class Found:
     left: Tensor
     right: Tensor
     around: Tensor
+    next: Tensor
+    """The Ritz vectors after the largest; zero where there are fewer."""
+    ratios: Float64[np.ndarray, "b m 2"]
+    """Their Ritz values and residuals, over the largest value."""
     finish: str = ""
 
     def put(self, which: Int[np.ndarray, " c"], others: Found) -> None:
@@ -95,6 +101,8 @@ def _searched(
         left=torch.zeros(0),
         right=torch.zeros(problems, size, dtype=op.dtype, device=op.device),
         around=torch.zeros(problems, size, dtype=op.dtype, device=op.device),
+        next=torch.zeros(problems, NEXT, size, dtype=op.dtype, device=op.device),
+        ratios=np.ones((problems, NEXT, 2)),
     )
     lanczos, starts, powers = _started(op, draw)
     rule = Stopping(tol, max(tol, narrowest(slack)) / (1 + slack), starts, share)
@@ -191,8 +199,11 @@ def _record(
     found.pairs[which] = lanczos.process.steps[stop]
     found.converged[which] = done[stop]
     rows = np.flatnonzero(stop)
-    vectors = lanczos.vectors(_wanted(lanczos, ritz)[rows], rows)
-    found.right[torch.as_tensor(which)], found.around[torch.as_tensor(which)] = vectors.unbind(1)
+    vectors, index = lanczos.vectors(_wanted(lanczos, ritz)[rows], rows), torch.as_tensor(which)
+    found.right[index], found.around[index] = vectors[:, 0], vectors[:, 1]
+    found.next[index] = vectors[:, 2:]
+    here = np.stack([ritz.values, ritz.residuals], axis=2)[stop, 1 : 1 + NEXT]
+    found.ratios[which, : here.shape[1]] = here / np.maximum(top[stop], 1e-300)[:, None, None]
     if found.upper is not None:
         process, overlap = lanczos.process, np.abs(ritz.right[:, 0, 0])
         delta = rule.delta(number)
@@ -205,13 +216,18 @@ def _record(
         )
 
 
-def _wanted(lanczos: Lanczos, ritz: Ritz) -> Float64[np.ndarray, "b 2 m"]:
-    """Coordinates of the best known vector, and of a blend of the leading Ritz vectors."""
+def _wanted(lanczos: Lanczos, ritz: Ritz) -> Float64[np.ndarray, "b c m"]:
+    """Coordinates of the best known vector, of a blend of the leading Ritz vectors, and of those
+    after the first.
+    """
     best = ahead(lanczos.process)
-    blend = np.zeros_like(best)
+    wanted = np.zeros((len(best), 2 + NEXT, best.shape[1]))
+    wanted[:, 0] = best
     for weight, vectors in zip(BLEND, ritz.right.swapaxes(0, 1), strict=False):
-        blend[:, :-1] += weight * vectors
-    return np.stack([best, blend], axis=1)
+        wanted[:, 1, :-1] += weight * vectors
+    after = ritz.right[:, 1 : 1 + NEXT]
+    wanted[:, 2 : 2 + after.shape[1], :-1] = after
+    return wanted
 
 
 def _finish(found: Found, op: LinearOperator) -> None:

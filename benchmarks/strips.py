@@ -223,7 +223,11 @@ CLASSES = {
         "mixing, round corners, wide, whole loss, longest",
     ],
 }
-
+DEEP = {
+    True: [*MORE[True], "comparing, sharpest, whole loss, longest"],
+    False: [*MORE[False], "mixing, round corners, whole loss, longest"],
+}
+"""The wide control is not trained for 3000 steps of two layers: it takes half an hour."""
 LARGE = {
     True: [
         "comparing, cap 1.2, whole loss, longest",
@@ -262,7 +266,7 @@ def settings(task: Task, content: bool) -> list[str]:
         return LARGE[content][3 * (task.same == "class") :]
     if task.same == "class":
         return CLASSES[content]
-    return (HARDER if task.depth == 1 else MORE)[content]
+    return (HARDER if task.depth == 1 else DEEP)[content]
 
 
 def tuning_seeds(task: Task) -> tuple[int, ...]:

@@ -227,7 +227,7 @@ DEEP = {
     True: [*MORE[True], "comparing, sharpest, whole loss, longest"],
     False: [*MORE[False], "mixing, round corners, whole loss, longest"],
 }
-"""The wide control is not trained for 3000 steps of two layers: it takes half an hour."""
+"""For two layers; the wide control was not trained for 3000 steps of them."""
 LARGE = {
     True: [
         "comparing, cap 1.2, whole loss, longest",

@@ -41,7 +41,7 @@ def test_pixels_become_what_the_processor_makes_of_them(tmp_path: Path, kind: st
         input_data_format="channels_first",
         return_tensors="pt",
     )["pixel_values"][0]
-    ours = processing(folder, 3)(torch.from_numpy(image).double() / 255)
+    ours = processing(folder, 3).layers(torch.from_numpy(image).double() / 255)
     torch.testing.assert_close(ours, theirs.double(), rtol=1e-5, atol=1e-5)
 
 

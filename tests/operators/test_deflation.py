@@ -79,7 +79,7 @@ def test_what_is_taken_out_leaves_a_bound(monkeypatch: pytest.MonkeyPatch) -> No
         m = of_spectrum(values.double(), seed)
         for tol in (3e-2, 1e-2, 1e-3):
             op = of_matrix(m).flat()
-            found = search(op, partial(begin, seed), tol, None, 40)
+            found = search(op, partial(begin, seed), tol, None, 40, deflation.BESIDE)
             beside = torch.eye(len(m)) - found.right.T @ found.right
             rest = float(torch.linalg.matrix_norm(m @ beside, 2))
             for most in np.linspace(0.7, 0.99, 30):

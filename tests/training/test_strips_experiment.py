@@ -14,6 +14,7 @@ import torch
 from benchmarks import strips
 
 from attnscope.data import images, pictures
+from attnscope.nets import Transformer
 
 
 def digits_in(pixels: torch.Tensor) -> set[bytes]:
@@ -113,3 +114,17 @@ def test_what_was_measured_is_not_measured_again(
     assert len(calls) == measured
     lines = (tmp_path / "strips.jsonl").read_text().splitlines()
     assert {json.loads(line)["phase"] for line in lines} == {"tuning", "final"}
+
+
+def test_the_sizes_that_the_docs_quote() -> None:
+    """Parameters of the network on classes, of a control as large, and of the wide one."""
+    task = strips.Task("class", 1)
+    settings = {
+        "comparing, sharpest, whole loss, longest": True,
+        "mixing, round corners, whole loss, longest": False,
+        "mixing, round corners, wide, whole loss, longest": False,
+    }
+    networks = [Transformer(strips.recipe(task, *one, 0).config) for one in settings.items()]
+    sizes = [sum(part.numel() for part in network.parameters()) for network in networks]
+    assert [round(size, -3) for size in sizes] == [35_000, 34_000, 157_000]
+    assert sizes[2] / sizes[0] == pytest.approx(4.5, abs=0.05)

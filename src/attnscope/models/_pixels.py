@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from attnscope.layers import Normalise
 from attnscope.models._base import Model
 from attnscope.models._quiet import quiet
 from attnscope.validation import described, parsed
@@ -21,22 +22,20 @@ CLOSE = 1e-4
 """How far a processor's float32 may be from what is read of it, in units of its largest value."""
 
 
+class Flip(nn.Module):
+    """Channels from the last to the first."""
+
+    def forward(self, x: Float[Tensor, "*b c h w"]) -> Float[Tensor, "*b c h w"]:
+        return x.flip(-3)
+
+
 class Processing(NamedTuple):
-    """What is done to pixels in [0, 1]: channels are turned round, then shifted and scaled."""
+    """What is done to pixels in [0, 1]."""
 
-    flipped: bool
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-    crop: Any = None
+    layers: nn.Sequential
+    """Channels are turned round where they are, then shifted and scaled."""
+    crop: Any
     """What images are cut to, as the processor spells it."""
-
-    def __call__(self, pixels: Float[Tensor, "*b c h w"]) -> Float[Tensor, "*b c h w"]:
-        pixels = pixels.flip(-3) if self.flipped else pixels
-        mean, deviation = (
-            torch.tensor(values, dtype=pixels.dtype, device=pixels.device)[:, None, None]
-            for values in (self.mean, self.deviation)
-        )
-        return (pixels - mean) / deviation
 
 
 def fitted(
@@ -64,7 +63,7 @@ def fitted(
         )
     folder = Path(model.name)
     told = (folder / PREPROCESSING).is_file() if folder.is_dir() else "/" in model.name
-    return (processing(model.name, channels) if told else Processing(False, HALF, HALF))(pixels)
+    return (processing(model.name, channels).layers if told else Normalise(HALF, HALF))(pixels)
 
 
 def processing(place: str, channels: int) -> Processing:
@@ -76,11 +75,8 @@ def processing(place: str, channels: int) -> Processing:
     """
     processor = _of_folder(place) if Path(place).is_dir() else _read(place, local=False)
     told: dict[str, Any] = processor.to_dict()
-    found = Processing(
-        bool(told.get("do_flip_channel_order")),
-        *_normalisation(told, channels),
-        told.get("crop_size"),
-    )
+    flip = [Flip()] if told.get("do_flip_channel_order") else []
+    layers = nn.Sequential(*flip, Normalise(*_normalisation(told, channels)))
     noise = np.random.default_rng(0).integers(0, 256, (channels, 16, 16), dtype=np.uint8)
     plain = {"do_resize": False, "do_center_crop": False, "do_pad": False}
     try:
@@ -91,7 +87,7 @@ def processing(place: str, channels: int) -> Processing:
             f"the image processor of {place!r} ({type(processor).__name__}) fails on an image of"
             f" {channels} channels: {error} ({type(error).__name__})."
         ) from error
-    ours = found(torch.from_numpy(noise).double() / 255)
+    ours = layers(torch.from_numpy(noise).double() / 255)
     same = ours.shape == theirs.shape
     if not same or not (ours - theirs).abs().max() <= CLOSE * ours.abs().max():
         raise ValueError(
@@ -99,7 +95,7 @@ def processing(place: str, channels: int) -> Processing:
             " than to rescale them to [0, 1], turn their channels round, shift and scale each: what"
             " it does would be left out, and the numbers were those of another network."
         )
-    return found
+    return Processing(layers, told.get("crop_size"))
 
 
 def _of_folder(folder: str) -> Any:
@@ -155,8 +151,6 @@ def _normalisation(
             raise ValueError(
                 f"{PREPROCESSING} normalises {len(values)} channels, the model reads {channels}."
             )
-    if not all(one > 0 for one in deviation):
-        raise ValueError(f"image_std must be above 0 in {PREPROCESSING}, got {deviation}.")
     if told.get("include_top"):  # EfficientNet divides by the deviation twice
         deviation = tuple(one * one for one in deviation)
     return mean, deviation

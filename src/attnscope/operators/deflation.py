@@ -51,6 +51,8 @@ COARSENESS, MOST_COARSE = 4.0, 1e-3
 """Rounding of a float32 map in its allowances, that of its own entries included; beyond the second
 number it serves no bracket.
 """
+BESIDE = 2
+"""Ritz vectors beside the largest that may be taken out of the rest."""
 LEAST_GAP, DEAREST = 0.02, 0.02
 """Of the square of the largest value: how far below the goal a value must lie that is taken out of
 the rest, and what its residual may cost.
@@ -201,7 +203,8 @@ def _coarsely(
         error, slack = COARSENESS * allowance(coarse), allowance(op)
         if not error <= MOST_COARSE:
             return None
-        found = search(coarse, draw, tol / SHARPER, None, min(COARSE_PAIRS, max_pairs))
+        most_pairs = min(COARSE_PAIRS, max_pairs)
+        found = search(coarse, draw, tol / SHARPER, None, most_pairs, BESIDE)
     except ValueError:  # it overflows where float64 does not
         return None
     size = found.lower / (1 - slack)
@@ -217,4 +220,5 @@ def _coarsely(
     found.upper = np.where(rest.below, size * (1 + width) * (1 + slack), np.nan)
     found.residual, found.converged = far, rest.below
     found.pairs = found.pairs + rest.pairs + 1
+    found.next, found.ratios = found.next[:, :0], found.ratios[:, :0]  # they have served
     return found

@@ -28,8 +28,6 @@ BLEND = (1.0, 0.4, 0.1)
 """How much of each leading Ritz vector a nearby search starts from: enough of the next ones that
 one of them cannot become the largest unseen, and no more, since it must be told from them again.
 """
-NEXT = 2
-"""Ritz vectors beside the largest that are kept."""
 Draw = Callable[[LinearOperator, int], Starts]
 """Starts of a flat stack at this attempt."""
 
@@ -48,7 +46,7 @@ class Found:
     right: Tensor
     around: Tensor
     next: Tensor
-    """The Ritz vectors after the largest; zero where there are fewer."""
+    """The Ritz vectors after the largest, as many as were asked for; zero where there are fewer."""
     ratios: Float64[np.ndarray, "b m 2"]
     """Their Ritz values and residuals, over the largest value."""
     finish: str = ""
@@ -69,14 +67,15 @@ def search(
     tol: float,
     failure_probability: float | None,
     max_pairs: int,
+    beside: int = 0,
 ) -> Found:
     """Search from what `draw(op, attempt)` gives; where no upper bound is asked for, with products
-    of the map's lighter form.
+    of the map's lighter form. So many Ritz vectors beside the largest are kept.
     """
     if failure_probability is None and op.lighter is not None:
         with suppress(Cancellation):
-            return _searched(op, op.lighter(), draw, tol, failure_probability, max_pairs)
-    return _searched(op, op, draw, tol, failure_probability, max_pairs)
+            return _searched(op, op.lighter(), draw, tol, failure_probability, max_pairs, beside)
+    return _searched(op, op, draw, tol, failure_probability, max_pairs, beside)
 
 
 def _searched(
@@ -86,6 +85,7 @@ def _searched(
     tol: float,
     failure_probability: float | None,
     max_pairs: int,
+    beside: int,
 ) -> Found:
     """Search with products of `op`, and finish with one of the whole map."""
     problems, size = op.stack[0], op.shape[1]
@@ -101,8 +101,8 @@ def _searched(
         left=torch.zeros(0),
         right=torch.zeros(problems, size, dtype=op.dtype, device=op.device),
         around=torch.zeros(problems, size, dtype=op.dtype, device=op.device),
-        next=torch.zeros(problems, NEXT, size, dtype=op.dtype, device=op.device),
-        ratios=np.ones((problems, NEXT, 2)),
+        next=torch.zeros(problems, beside, size, dtype=op.dtype, device=op.device),
+        ratios=np.ones((problems, beside, 2)),
     )
     lanczos, starts, powers = _started(op, draw)
     rule = Stopping(tol, max(tol, narrowest(slack)) / (1 + slack), starts, share)
@@ -199,10 +199,11 @@ def _record(
     found.pairs[which] = lanczos.process.steps[stop]
     found.converged[which] = done[stop]
     rows = np.flatnonzero(stop)
-    vectors, index = lanczos.vectors(_wanted(lanczos, ritz)[rows], rows), torch.as_tensor(which)
+    beside, index = found.next.shape[1], torch.as_tensor(which)
+    vectors = lanczos.vectors(_wanted(lanczos, ritz, beside)[rows], rows)
     found.right[index], found.around[index] = vectors[:, 0], vectors[:, 1]
     found.next[index] = vectors[:, 2:]
-    here = np.stack([ritz.values, ritz.residuals], axis=2)[stop, 1 : 1 + NEXT]
+    here = np.stack([ritz.values, ritz.residuals], axis=2)[stop, 1 : 1 + beside]
     found.ratios[which, : here.shape[1]] = here / np.maximum(top[stop], 1e-300)[:, None, None]
     if found.upper is not None:
         process, overlap = lanczos.process, np.abs(ritz.right[:, 0, 0])
@@ -216,16 +217,16 @@ def _record(
         )
 
 
-def _wanted(lanczos: Lanczos, ritz: Ritz) -> Float64[np.ndarray, "b c m"]:
-    """Coordinates of the best known vector, of a blend of the leading Ritz vectors, and of those
+def _wanted(lanczos: Lanczos, ritz: Ritz, beside: int) -> Float64[np.ndarray, "b c m"]:
+    """Coordinates of the best known vector, of a blend of the leading Ritz vectors, and of so many
     after the first.
     """
     best = ahead(lanczos.process)
-    wanted = np.zeros((len(best), 2 + NEXT, best.shape[1]))
+    wanted = np.zeros((len(best), 2 + beside, best.shape[1]))
     wanted[:, 0] = best
     for weight, vectors in zip(BLEND, ritz.right.swapaxes(0, 1), strict=False):
         wanted[:, 1, :-1] += weight * vectors
-    after = ritz.right[:, 1 : 1 + NEXT]
+    after = ritz.right[:, 1 : 1 + beside]
     wanted[:, 2 : 2 + after.shape[1], :-1] = after
     return wanted
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from attnscope.bounds import NoBound
 from attnscope.certification.branches import logits_of
 from attnscope.certification.reading import taken_apart
-from attnscope.layers import Normalise, ResidualAttention, SelfAttention
+from attnscope.layers import ResidualAttention, SelfAttention
 from attnscope.models import PREPROCESSING, processing, quiet
 from attnscope.nets import Transformer, load
 from attnscope.validation import parsed
@@ -139,17 +139,7 @@ def _hugging_face(folder: str) -> Foreign:
         getattr(told, "num_attention_heads", 0),
         getattr(told, "num_hidden_layers", 0),
     )
-    before: list[nn.Module] = [Normalise(pixels.mean, pixels.deviation)]
-    if pixels.flipped:
-        before.insert(0, _Flip())
-    return Foreign(nn.Sequential(*before, model).eval(), config)
-
-
-class _Flip(nn.Module):
-    """Channels from the last to the first."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flip(-3)
+    return Foreign(nn.Sequential(*pixels.layers, model).eval(), config)
 
 
 def _size(config: Any, crop: Any) -> tuple[int, int]:

@@ -92,7 +92,8 @@ def test_running_advances_time_and_pausing_measures(
     assert page.locator("#bounds tbody tr").count() >= 5
     assert "≈" in page.locator("#sigma").inner_text()
     page.get_by_role("slider", name="Time shown").fill("0")
-    assert page.locator("#clock").inner_text() == "t = 0"
+    clock = "document.getElementById('clock').innerText"
+    page.wait_for_function(f"() => {clock} === 't = 0'")  # drawn with the next frame
 
 
 def test_the_keyboard_alone_suffices(path: Path, open_page: Callable[..., Any]) -> None:

@@ -22,7 +22,7 @@ from attnscope.norms import SLACK, TINY, largest_eigenvalue, spectral, thin
 REFINED = 16
 """Rows per head whose cheap norms are replaced by exact ones; all rows when the matrices are small.
 """
-SMALL = 32
+SMALL, FEW = 32, 4
 ENTRIES = 2**20
 """Of the tokens as several rows see them, taken together."""
 
@@ -145,8 +145,8 @@ class At:
 
     @functools.cached_property
     def query_paths(self) -> Float[Tensor, "h n"]:
-        r"""Upper bounds on $\|C_i\|$ ($= \|\mathrm{Cov}_iA\|$ without rotary): exact where cheap or
-        large, Frobenius elsewhere.
+        r"""Upper bounds on $\|C_i\|$ ($= \|\mathrm{Cov}_iA\|$ without rotary): Frobenius norms, and
+        exact from the largest on until one is as large as all that follow can be.
         """
         if self.heads.rotary is None:
             read = self.scale * (self.k - self.k.mean(-2, keepdim=True)) @ self.heads.query
@@ -158,11 +158,14 @@ class At:
             found = torch.stack([self._query_frobenius(row) for row in range(self.n)], dim=-1) * (
                 1 + SLACK
             )
-        chosen = self._chosen(found)
-        exact = [
-            spectral(thin(self._moved(rows, head)) @ thin(self._turned(rows, head).mT).mT)
-            for head, rows in chosen
-        ]
+        chosen, exact = [], list[Tensor]()
+        largest = torch.full_like(found[:, 0], -torch.inf)
+        for head, rows in self._chosen(found, FEW):
+            if not largest[head] >= found[head, rows[0]]:
+                moved = thin(self._moved(rows, head))
+                exact.append(spectral(moved @ thin(self._turned(rows, head).mT).mT))
+                chosen.append((head, rows))
+                largest[head] = torch.maximum(largest[head], exact[-1].detach().max())
         return _sharpened(found, chosen, exact)
 
     def _turned(self, rows: Int[Tensor, " r"], head: int) -> Float[Tensor, "*r k d"]:
@@ -189,11 +192,15 @@ class At:
         size = left.diagonal(dim1=-2, dim2=-1).sum(-1) * right.diagonal(dim1=-2, dim2=-1).sum(-1)
         return ((left * right).sum((-2, -1)).clamp(min=0) + 1e-12 * size).sqrt()
 
-    def _chosen(self, size: Float[Tensor, "h n"]) -> list[tuple[int, Int[Tensor, " r"]]]:
-        """Heads and rows of the norms that are worth working out exactly, some rows at a time."""
+    def _chosen(
+        self, size: Float[Tensor, "h n"], most: int = REFINED
+    ) -> list[tuple[int, Int[Tensor, " r"]]]:
+        """Heads and rows of the norms that are worth working out exactly, the largest first and
+        some, or at most so many, at a time.
+        """
         count = self.n if min(self.n, self.heads.dim) <= SMALL else min(REFINED, self.n)
         best = size.detach().topk(count, dim=-1).indices
-        at_once = max(1, ENTRIES // self.x.numel())
+        at_once = max(1, min(most, ENTRIES // self.x.numel()))
         return [(head, rows) for head, row in enumerate(best) for rows in row.split(at_once)]
 
     def _double_centred(
@@ -218,8 +225,8 @@ class At:
 
 def _sharpened(
     found: Float[Tensor, "h n"],
-    chosen: list[tuple[int, Int[Tensor, " r"]]],
-    exact: list[Float[Tensor, " r"]],
+    chosen: list[tuple[int, Int[Tensor, " _"]]],
+    exact: list[Float[Tensor, " _"]],
 ) -> Float[Tensor, "h n"]:
     """`found`, smaller where the exact value is."""
     heads = torch.cat([torch.full_like(rows, head) for head, rows in chosen])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import sys
@@ -13,6 +14,11 @@ from rich.text import Text
 
 from attnscope.cli._lazy import MARKUP, Commands, shortened
 from attnscope.machine import is_out_of_memory, limit_memory
+
+COLLECTED = (50_000, 20, 50)
+"""Thresholds of the garbage collector: torch and transformers make a million objects that stay, and
+looking through them again and again would be a fifth of the time until a model is loaded.
+"""
 
 app = typer.Typer(
     cls=Commands,
@@ -79,6 +85,7 @@ def _prepare() -> None:
     """Names may hold what the terminal cannot show: it is shown by number. And no more memory than
     the machine has is taken, so that an absurd size is an error and not the end of other programs.
     """
+    gc.set_threshold(*COLLECTED)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -43,7 +43,7 @@ class KeyGrams:
         )
         torch.einsum("hhrn->hrn", gram).add_(self.rounding * size)
         p = self.coupling[:, part].permute(1, 2, 0)
-        return gram.permute(2, 3, 0, 1) * (p[..., :, None] * p[..., None, :])
+        return (gram.permute(2, 3, 0, 1) * (p[..., :, None] * p[..., None, :])).contiguous()
 
 
 def product_norms(

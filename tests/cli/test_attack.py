@@ -184,6 +184,8 @@ def test_a_layer_and_a_head_of_a_model(tmp_path: Path, capsys: pytest.CaptureFix
         (["--lengths", "2", "--attention", "linear"], "no bound is known"),
         (["--attention", "cosine"], "attention must be one of"),
         (["--head", "2"], "belong to a model"),
+        (["minilm", "--attention", "l2"], "a model brings its own"),
+        (["minilm", "--causal"], "a model brings its own"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

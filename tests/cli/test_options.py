@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from rich.console import Console
 
 from attnscope import cli
 from attnscope.cli import app, main
 from attnscope.cli._options import MOST_NUMBERS, check, fraction, numbers
+from attnscope.cli._run import show
+from attnscope.studies.study import Sheet
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -179,3 +182,14 @@ def test_what_the_parser_cannot_read_is_quoted_in_part(
     assert "aaa" in told
     assert "Usage: " in told
     assert told.count("a") < 1200
+
+
+def test_tables_keep_short_columns_whole_on_a_narrow_terminal() -> None:
+    """The widest column breaks: names and numbers beside it are still there."""
+    lines = [("36/255", "the control, smoothed", "90.0", "layer-wise 6, margin form 1, NT4 11")]
+    lines.append(("", "this network", "95.0", "a second order of the margin, layer by layer"))
+    seen = io.StringIO()
+    show(Console(file=seen, width=60), Sheet("", ("eps", "network", "clean", "by"), lines))
+    for word in ("eps", "36/255", "the control, smoothed", "this network", "clean", "90.0", "95.0"):
+        assert word in seen.getvalue()
+    assert "…" not in seen.getvalue()

@@ -312,3 +312,61 @@ def test_the_copy_in_float64_follows_the_weights() -> None:
     again = model.doubled()
     assert again is not None
     assert again.module.h[0].attn.c_proj.weight.equal(weight.double())
+
+
+def scaled_in_place(part: Any) -> Callable[[], None]:
+    """`.data` writes past torch's counter of versions, as adapters do that are merged."""
+    return lambda: part.c_proj.weight.data.mul_(3)
+
+
+def switched(part: Any) -> Callable[[], None]:
+    """A hook that is the method of an object, and follows it."""
+
+    class Steering:
+        factor = 1.0
+
+        def __init__(self) -> None:
+            self.told = {"layers": [self.factor]}
+
+        def hook(self, _: nn.Module, given: object, out: Tensor) -> Tensor:
+            return self.told["layers"][0] * out
+
+    steering = Steering()
+    part.c_proj.register_forward_hook(steering.hook)
+
+    def switch() -> None:
+        steering.told["layers"][0] = 3.0
+
+    return switch
+
+
+def rescaled(part: Any) -> Callable[[], None]:
+    """A branch whose scale stands in a dictionary, as peft's do."""
+
+    class Scaled(nn.Module):
+        def __init__(self, base: nn.Module) -> None:
+            super().__init__()
+            self.base, self.scaling = base, {"default": 1.0}
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.base(x) * self.scaling["default"]
+
+    part.c_proj = made = Scaled(part.c_proj).eval()
+    return lambda: made.scaling.update(default=3.0)
+
+
+@pytest.mark.parametrize("prepared", [scaled_in_place, switched, rescaled])
+def test_lower_bounds_are_of_the_network_as_it_is_now(
+    prepared: Callable[[Any], Callable[[], None]],
+) -> None:
+    """The copy in float64 finishes them, and was made before the network changed."""
+    model = load(build("gpt2").float(), dtype=torch.float32)
+    ids, mlp = inputs("gpt2")[0], model.module.h[1].mlp
+    change = prepared(mlp)
+
+    def constant() -> float:
+        return float(spectral_norm(model.jacobian(1, ids, "mlp"), tol=1e-6).lower)
+
+    first = constant()
+    change()
+    assert constant() == pytest.approx(3 * first, rel=1e-5)

@@ -77,3 +77,19 @@ def test_what_is_not_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(kind, "normalize", lambda *a, **k: plain(*a, **k) ** 2)
     with pytest.raises(ValueError, match="does more to pixels than to rescale"):
         processing(folder, 3)
+
+
+def test_a_processor_that_serves_texts_too_is_asked(tmp_path: Path) -> None:
+    """transformers 5 writes it to another file, and the pictures' part under a name of its own."""
+    own = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+    told = {"image_processor": {"image_processor_type": "ViTImageProcessor"} | own}
+    (tmp_path / "processor_config.json").write_text(json.dumps(told))
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    config = transformers.ViTConfig(image_size=8, patch_size=4, num_attention_heads=1, **sizes)
+    transformers.ViTModel(config).save_pretrained(tmp_path)
+    model = load(str(tmp_path))
+    pixels = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    mean, deviation = (torch.tensor(v)[:, None, None] for v in own.values())
+    torch.testing.assert_close(fitted(model, pixels), (pixels - mean) / deviation)
+    (tmp_path / "processor_config.json").write_text(json.dumps({"processor_class": "Any"}))
+    torch.testing.assert_close(fitted(model, pixels), 2 * pixels - 1)

@@ -185,3 +185,29 @@ def test_a_norm_above_its_goal_is_missed_no_more_often_than_said() -> None:
     assert rest.below.mean() <= chance + 3 * (chance * (1 - chance) / runs) ** 0.5
     above = bound_rest(deflated(whole, found), draw(whole, 1).beside(found), goal * 1.1, 1e-6, 40)
     assert above.below.all()
+
+
+@pytest.mark.parametrize(("n", "d"), [(1, 1), (1, 2), (2, 1), (3, 1)])
+def test_maps_too_small_for_a_rest(n: int, d: int) -> None:
+    """The vectors that are taken out fill the space: nothing is left to start from."""
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        key, value, x = (
+            torch.randn(shape, generator=generator, dtype=torch.float64)
+            for shape in ((d, d), (d, d), (n, d))
+        )
+        op = asc.jacobian(asc.Softmax(asc.Heads.from_matrices(key, value)), asc.Particles(x))
+        true = float(torch.linalg.matrix_norm(op.to_dense(), 2))
+        found = asc.spectral_norm(op, failure_probability=1e-9, seed=seed)
+        assert found.lower <= true * (1 + 1e-12)
+        assert found.upper >= true * (1 - 1e-12)
+
+
+def test_float32_does_not_stand_for_values_with_much_in_common() -> None:
+    """It loses the digits in which they differ, which is what scores weigh."""
+    heads, x = some_heads(), asc.Particles(torch.randn(6, 4, dtype=torch.float64))
+    attention = asc.Softmax(heads)
+    assert asc.jacobian(attention, x).coarse is not None
+    near = asc.jacobian(attention, x.at(1e5 + x.x))
+    assert near.coarse is None
+    assert near.rounding > 1e-12

@@ -136,3 +136,20 @@ def test_only_where_it_pays_and_is_safe() -> None:
     assert asc.jacobian(layer(size=1e12), measure()).lighter is None
     summed = asc.Heads(draw(H, K, D, seed=1), draw(H, K, D, seed=2), draw(H, D, D, seed=3))
     assert asc.jacobian(asc.Softmax(summed), measure()).lighter is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sequence_that_ends_early_leaves_the_others_alone(dtype: torch.dtype) -> None:
+    """Tokens that are all the same leave a map of low rank, which breaks down: the lengths of the
+    others are the Gram matrix's, and not those of the vectors before it.
+    """
+    x = measure(3).x
+    x[0] = x[0, :1]
+    op = asc.jacobian(layer(5), asc.Particles(x))
+    true = torch.linalg.matrix_norm(op.to_dense(), 2)
+    op = asc.jacobian(layer(5).to(dtype), asc.Particles(x.to(dtype)))
+    for seed in range(20):
+        estimate = asc.spectral_norm(op, tol=1e-3, seed=seed).lower
+        torch.testing.assert_close(estimate, true, rtol=2e-3, atol=0)
+        bracket = asc.spectral_norm(op, tol=1e-2, failure_probability=1e-9, seed=seed)
+        assert (bracket.upper >= true * (1 - 1e-6)).all()

@@ -73,9 +73,16 @@ def main(arguments: list[str] | None = None) -> None:
         )
 
 
+def _visible(text: str) -> str:
+    """Signs that steer a terminal, by number: what was given may hold any."""
+    return "".join(
+        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
+    )
+
+
 def _refuse(sentence: str) -> None:
     """Print what is wrong on one line and leave."""
-    line = shortened(" ".join(sentence.split()))
+    line = shortened(_visible(" ".join(sentence.split())))
     console = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
     console.print(Text("attnscope: ", "red") + Text(line))
     sys.exit(2)

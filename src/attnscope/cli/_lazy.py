@@ -8,7 +8,10 @@ import ast
 import contextlib
 import functools
 import importlib
+import os
 import pkgutil
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -93,10 +96,28 @@ def said(name: str) -> str:
     return ""
 
 
+@contextlib.contextmanager
+def _left_at_once() -> Iterator[None]:
+    """Ctrl-C ends the process while there is nothing to keep: libraries that are being imported
+    make other errors of an interrupt, or swallow it.
+    """
+    usual = signal.default_int_handler
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not usual:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
 @functools.cache
 def loaded(name: str) -> Any:
     """The command of this file behind the checks that all share."""
-    module = importlib.import_module(f"attnscope.cli.{name}")
+    with _left_at_once():
+        module = importlib.import_module(f"attnscope.cli.{name}")
     alone = typer.Typer(
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=MARKUP
     )

@@ -101,9 +101,10 @@ def show(console: Console, sheet: Sheet) -> None:
     table = Printed(
         box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0) if sheet.wrap else 0, show_lines=False
     )
+    widths = [max(map(len, entries)) for entries in zip(sheet.columns, *sheet.lines, strict=True)]
     for place, name in enumerate(sheet.columns):
-        # where there is too little room, the names of lines break, and numbers stay whole
-        whole = not sheet.wrap and place > 0
+        # where there is too little room, the widest column breaks, and numbers stay whole
+        whole = not sheet.wrap and place != widths.index(max(widths))
         table.add_column(name, justify="left" if sheet.wrap else "right", no_wrap=whole)
     for line in sheet.lines:
         table.add_row(*(Text(entry) for entry in line))

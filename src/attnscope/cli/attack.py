@@ -19,6 +19,17 @@ from attnscope.studies import Workbench
 from attnscope.studies.attack import Attack, AttackConfig
 from attnscope.studies.matrices import MATRICES
 
+MATRICES_ALONE = {
+    "attention": "softmax",
+    "heads": 1,
+    "scores": "random",
+    "values": "identity",
+    "dim": 8,
+    "causal": False,
+}
+"""Options that make attention of matrices, and what they are if nobody says; no model takes them.
+"""
+
 
 def command(
     model: str | None = typer.Argument(
@@ -118,6 +129,12 @@ def _config(options: dict[str, Any]) -> AttackConfig:
         raise ValueError(f'--only must be "both", "worst" or "split", got {only!r}.')
     if radius is not None and not 0 < radius < float("inf"):
         raise ValueError(f"--radius must be a finite number above 0, got {radius}.")
+    made = [name for name, usual in MATRICES_ALONE.items() if options[name] != usual]
+    if options["model"] is not None and made:
+        raise ValueError(
+            f"--{made[0]} makes attention of matrices, and a model brings its own: leave out"
+            f" {options['model']!r} or --{made[0]}."
+        )
     if tokens < 1:
         raise ValueError(f"--tokens must be at least 1, got {tokens}.")
     eps, lengths, radii = options["eps"], options["lengths"], options["radii"]

@@ -17,7 +17,7 @@ def command(
     form: str = typer.Option("csv", "--format", help="csv, jsonl or parquet."),
     model: str | None = typer.Option(None, help="Only rows of this model."),
     layer: str | None = typer.Option(None, help="Only these layers, such as 0,6 or 0:12:2."),
-    length: str | None = typer.Option(None, help="Only these lengths, such as 8,16 or 2:100:2."),
+    length: str | None = typer.Option(None, help="Only these lengths, such as 8,16 or 8:65:8."),
 ) -> None:
     """Write the rows of a run as CSV, JSON lines or parquet, also while it goes on or after it was
     killed.

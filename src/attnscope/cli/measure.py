@@ -26,7 +26,7 @@ from attnscope.studies.measure.sweep import needs_double
 from attnscope.studies.span import SpanConfig, Spans
 from attnscope.studies.workbench import DTYPES
 
-LENGTHS = "2:100:2"
+LENGTHS = "2:100:2"  # help texts say it in words: rich takes :100: for a picture
 INPUTS = ("ids", "texts", "embeddings", "images")
 """What may take the place of a text."""
 WHY = (
@@ -95,7 +95,7 @@ def command(
         None,
         help=(
             "Sequence lengths: numbers and start:stop:step ranges, stop not included (default"
-            " 2:100:2; of a span 128)."
+            " every second one from 2 to 98; of a span 128)."
         ),
     ),
     samples: int | None = typer.Option(
@@ -148,6 +148,8 @@ def command(
     options = dict(locals())
     if threads is not None:
         torch.set_num_threads(threads)
+    if dtype not in DTYPES:
+        raise ValueError(f"--dtype must be {' or '.join(DTYPES)}, got {dtype!r}.")
     span = is_span(options)
     config = span_config(options) if span else _config(options)
     console, workbench = Console(), Workbench()
@@ -170,8 +172,6 @@ def command(
 def _config(options: dict[str, Any]) -> MeasureConfig:
     if options["part"] not in PARTS:
         raise ValueError(f"--part must be one of {', '.join(PARTS)}, got {options['part']!r}.")
-    if options["dtype"] not in DTYPES:
-        raise ValueError(f"--dtype must be {' or '.join(DTYPES)}, got {options['dtype']!r}.")
     layers, heads = options["layers"], options["heads"]
     named = heads in ("all", "none", "longest")
     same = ("model", "text", "part", "bounds", "device", "dtype", "seed", "fit_from")
@@ -181,7 +181,7 @@ def _config(options: dict[str, Any]) -> MeasureConfig:
         heads=heads if named else tuple(numbers("--heads", heads)),
         lengths=tuple(numbers("--lengths", given(options["lengths"], LENGTHS))),
         samples=given(options["samples"], 10),
-        tol=options["tol"] or (1e-6 if options["estimate"] else 1e-3),
+        tol=given(options["tol"], 1e-6 if options["estimate"] else 1e-3),
         failure_probability=None if options["estimate"] else options["certify"],
         released=options["released_estimator"],
         special_tokens=options["special_tokens"],

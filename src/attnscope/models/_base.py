@@ -74,8 +74,6 @@ class Model(Spanned):
     def __init__(self, module: nn.Module, name: str, encoder: Encoder | None = None) -> None:
         super().__init__(module, name, encoder)
         self._told: set[int] = set()
-        self.agreed: dict[int, tuple[Any, ...]] = {}
-        """The state in which the modules of a layer last computed what its weights spell."""
         self._double: Model | None = None
         self._double_of: tuple[Any, ...] = ()
 
@@ -118,9 +116,8 @@ class Model(Spanned):
     ) -> bool:
         """Whether the heads read from the weights of this layer are what its modules compute.
 
-        Compared at tokens x of a part, and on random tokens, with x again after weights, modules
-        or hooks have changed: adapters and hooks make another map of the same weights, windows and
-        what clips at some tokens only.
+        Compared on random tokens whenever it is asked, and at tokens x of a part: adapters and
+        hooks make another map of the same weights, windows and what clips at some tokens only.
         Where it is False the layer's own modules are differentiated; a `ModelNotice` says so once.
         """
         self._check_layer(layer)

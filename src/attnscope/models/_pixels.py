@@ -16,6 +16,10 @@ from attnscope.models._quiet import quiet
 from attnscope.validation import described, parsed
 
 PREPROCESSING = "preprocessor_config.json"
+PROCESSING, PART = "processor_config.json", "image_processor"
+"""What processors of pictures and texts together are written to, and what holds the pictures' part
+there.
+"""
 HALF = (0.5,)
 """Mean and spread of pixels where a model names none: [0, 1] becomes [-1, 1]."""
 CLOSE = 1e-4
@@ -61,8 +65,7 @@ def fitted(
         pixels = torch.nn.functional.interpolate(
             pixels, tuple(size), mode="bilinear", antialias=True, align_corners=False
         )
-    folder = Path(model.name)
-    told = (folder / PREPROCESSING).is_file() if folder.is_dir() else "/" in model.name
+    told = _tells(Path(model.name)) if Path(model.name).is_dir() else "/" in model.name
     return (processing(model.name, channels).layers if told else Normalise(HALF, HALF))(pixels)
 
 
@@ -98,8 +101,21 @@ def processing(place: str, channels: int) -> Processing:
     return Processing(layers, told.get("crop_size"))
 
 
+def _tells(folder: Path) -> bool:
+    """Whether a folder holds an image processor, alone or in one that serves texts too."""
+    if (folder / PREPROCESSING).is_file():
+        return True
+    try:
+        told = parsed((folder / PROCESSING).read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(told, dict) and PART in told
+
+
 def _of_folder(folder: str) -> Any:
     file = Path(folder) / PREPROCESSING
+    if not file.is_file() and _tells(Path(folder)):
+        return _read(folder, local=True)
     try:
         if not isinstance(told := parsed(file.read_text("utf-8")), dict):
             raise ValueError(f"it must hold names and values, got {described(told)}")

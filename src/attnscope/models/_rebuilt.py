@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from attnscope.measures import Particles
 from attnscope.models._parts import Part
-from attnscope.models._state import state_of
 
 if TYPE_CHECKING:
     from attnscope.models._base import Model
@@ -33,12 +32,7 @@ def difference(
 ) -> str:
     """How the attention and the norm of this layer differ from what their weights spell, on random
     tokens and at those of a part; empty if they do not.
-
-    Where tokens are given, random ones have served already if nothing has changed since they were
-    compared.
     """
-    state = state_of(model.module)
-    served = at is not None and model.agreed.get(layer) == state
     n = TOKENS if next(model.module.parameters()).is_meta else model.usual_length
     draw = torch.randn(2, n, model.dim, generator=torch.Generator().manual_seed(layer))
     x = draw.to(device=model.device, dtype=model.dtype)
@@ -46,9 +40,8 @@ def difference(
         return ""
     try:
         with torch.no_grad():
-            checks: list[tuple[Part, Tensor]] = []
-            if not served:
-                checks += [("attention", model.read(layer, x)), ("norm+attention", x)]
+            read = model.read(layer, x)
+            checks: list[tuple[Part, Tensor]] = [("attention", read), ("norm+attention", x)]
             if at is not None:
                 checks.append((part, at.detach()))
             off = max(
@@ -62,7 +55,6 @@ def difference(
             f" ({str(error).splitlines()[0]})"
         )
     if off <= ROUNDING[model.dtype]:
-        model.agreed[layer] = state
         return ""
     return (
         f"the modules of layer {layer} of {model.name} compute something else than their weights"

@@ -19,7 +19,7 @@ from attnscope.attention import Attention
 from attnscope.measures import Particles
 from attnscope.operators.kernels import SoftmaxKernel
 from attnscope.operators.operator import Gram, LinearOperator, of_function
-from attnscope.operators.precision import wide, widened
+from attnscope.operators.precision import MOST_COMMON, common_part, wide, widened
 
 ROWS_AT_ONCE = 4096
 """The adjoint projects this many rows at a time, and writes them over the gradients that it no
@@ -76,7 +76,7 @@ def _of_checked(attention: Attention, mu: Particles, layer: _Layer | None = None
         ),
         coarse=(
             None
-            if layer is None or not _fits_float32(attention, mu)
+            if layer is None or not _fits_float32(attention, mu, layer.kernel.v)
             else lambda: _of_checked(attention.to(torch.float32), mu.to(torch.float32))
         ),
         restrict=restrict if mu.x.ndim > 2 else None,
@@ -124,11 +124,13 @@ def _are_moderate(*parts: Tensor) -> bool:
     return bool((((sizes > SMALLEST) & (sizes < LARGEST)) | (sizes == 0)).all())
 
 
-def _fits_float32(attention: Attention, mu: Particles) -> bool:
-    """Whether float64 numbers lie where float32 keeps its digits. Angles of rotary embeddings do
-    not: they grow with the token's number.
+def _fits_float32(attention: Attention, mu: Particles, values: Float[Tensor, "g n v"]) -> bool:
+    """Whether float64 numbers lie where float32 keeps its digits, and what values differ by too.
+    Angles of rotary embeddings do not: they grow with the token's number.
     """
     if mu.x.dtype != torch.float64 or attention.heads.rotary is not None:
+        return False
+    if common_part(values) > MOST_COMMON:
         return False
     heads = attention.heads
     parts = (mu.x, mu.weights, heads.query, heads.key, heads.value, heads.output)

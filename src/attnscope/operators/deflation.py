@@ -170,7 +170,8 @@ def bracketed(
     has them; what that does not settle is searched again in float64 alone. Each has half of the
     failure probability.
     """
-    if failure_probability is None or op.coarse is None or tol < LEAST_TOLERANCE:
+    tiny = op.shape[1] <= 1 + BESIDE  # nothing would be left of a start for the rest
+    if failure_probability is None or op.coarse is None or tol < LEAST_TOLERANCE or tiny:
         return search(op, draw, tol, failure_probability, max_pairs)
     half, problems = failure_probability / 2, op.stack[0]
     found = _coarsely(op, draw, tol, half / problems, max_pairs)

@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnscope.operators._tiles import tile_sizes
-from attnscope.operators.precision import wide
+from attnscope.operators.precision import common_part, wide
 
 STORED_BYTES, STORED_ROWS = 2**30, 2048
 """P is stored while it takes no more than this, and up to this length: beyond, it is many times as
@@ -97,8 +97,11 @@ class SoftmaxKernel:
             self.o[tile.group, tile.rows] = torch.bmm(p, v[tile.group, : tile.keys])
 
     def rounding(self) -> float:
-        """An estimate of the relative error of products."""
-        return rounding_of(self.q, self.k, 1 / abs(self.scale))
+        """An estimate of the relative error of products: scores are differences of large terms, and
+        so is how values differ where they have much in common.
+        """
+        values = 2 * torch.finfo(self.v.dtype).eps * common_part(self.v)
+        return max(values, rounding_of(self.q, self.k, 1 / abs(self.scale)))
 
     def restricted(self, index: Int[Tensor, " c"]) -> SoftmaxKernel:
         """The kernel of these problems alone, nothing computed again."""

@@ -258,7 +258,7 @@ class Lanczos:
             self.beta = lengths(w)
             beta = self.beta.cpu().double().numpy()
         if (self.active & (moved == 0)).any():
-            found = norms(r)  # stuck, unless squares have left the range
+            found = np.where(moved == 0, norms(r), found)  # stuck, unless squares left the range
         self._check(found, beta)
         self._remember(found, beta, self.active & (moved == 0))
         going = self.active & ~self.process.finished

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnscope.operators.operator import LinearOperator
-from attnscope.operators.precision import wide
+from attnscope.operators.precision import MOST_COMMON, common_part, wide
 from attnscope.validation import check_shape, check_tensor
 
 
@@ -47,12 +47,13 @@ def of_norm(
         dtype=x.dtype,
         device=x.device,
         stack=tuple(x.shape[:-2]),
+        rounding=2 * torch.finfo(x.dtype).eps * (common_part(x[..., None]) if centred else 1.0),
         exact=(
             None if x.dtype == torch.float64 else lambda: of_norm(wide(x), wide(gain), eps, centred)
         ),
         coarse=(
             None
-            if x.dtype != torch.float64
+            if x.dtype != torch.float64 or (centred and common_part(x[..., None]) > MOST_COMMON)
             else lambda: of_norm(x.float(), gain.float(), eps, centred)
         ),
         restrict=(

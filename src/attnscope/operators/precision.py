@@ -11,6 +11,13 @@ from torch import Tensor
 WITHOUT_FLOAT64 = frozenset({"mps"})
 """Kinds of devices that refuse float64: what needs it goes to the CPU."""
 
+MOST_COMMON = 100.0
+"""How many times as large as their differences vectors may be that float32 stands for in float64's
+place.
+"""
+SAME = 64 * torch.finfo(torch.float64).eps
+"""The relative distance below which vectors in float64 are the same but for rounding."""
+
 Movable = TypeVar("Movable", bound=Any)
 """Tensors, measures and attention: whatever has `to(dtype or device)`."""
 
@@ -36,3 +43,16 @@ def lengths(vectors: Float[Tensor, "b N"]) -> Float[Tensor, " b"]:
     """
     kind = torch.float64 if home(vectors.device) == vectors.device else vectors.dtype
     return torch.linalg.vector_norm(vectors, dim=1, dtype=kind)
+
+
+def common_part(vectors: Float[Tensor, "*stack n d"]) -> float:
+    """How many times as large as their distances from their mean n vectors are, at most in all of a
+    stack: so many times their rounding weighs in their differences. 1 where they are the same.
+    """
+    vectors = wide(vectors)
+    size, apart = (
+        torch.linalg.vector_norm(part, dim=-1).amax(-1)
+        for part in (vectors, vectors - vectors.mean(-2, keepdim=True))
+    )
+    differ = apart > SAME * size
+    return float(torch.where(differ, size / torch.where(differ, apart, 1.0), 1.0).max())

@@ -39,7 +39,9 @@ class FlowView(View):
         ]
         if row.clusters is not None:
             told = f"{row.clusters_before} → {row.clusters}"
-            numbers.append(Number("clusters", told, Standing.ESTIMATE, "Within a gap of tokens."))
+            apart = "a twentieth of the cloud's radius" if config.gap is None else f"{config.gap:g}"
+            note = f"Tokens no further apart than {apart} belong together."
+            numbers.append(Number("clusters", told, Standing.ESTIMATE, note))
         if row.rank is not None:
             told = f"{row.rank_before} → {row.rank}"
             numbers.append(Number("rank", told, Standing.ESTIMATE, "By the widest spectral gap."))

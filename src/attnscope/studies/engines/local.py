@@ -65,7 +65,7 @@ class Local(Engine):
             self._line.close()
         super().close(executor, at_once)
         for name, before in self._before.items():
-            os.environ.pop(name)
+            os.environ.pop(name, None)
             if before is not None:
                 os.environ[name] = before
 

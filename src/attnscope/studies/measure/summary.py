@@ -112,6 +112,8 @@ def _note(lines: Sequence[LayerSummary], config: MeasureConfig, certified: bool)
             " its 95 % interval, misfit included; local: over the upper half of these lengths"
             + (" (!: no power law);" if any(fit.bent for fit in fits) else ";")
         ]
+    if config.bounds and config.samples > 1 and config.part not in ("mlp", "block"):
+        told.insert(1, "proved bound: at the first sequence, and over its sigma;")
     if certified:
         closed = narrowest(ROUNDING[config.dtype])
         told.append("bracket: widest relative gap to the probable upper bound")

@@ -41,9 +41,19 @@ def test_everything_fits_and_can_be_read(
     assert (background == "rgb(255, 255, 255)") is not dark
 
 
+def unfolded(shown: Any, table: str) -> int:
+    """The rows that are drawn of a table, once its fold has told, in its own time, that it is open:
+    before that nothing in it listens.
+    """
+    lines = f"document.querySelectorAll('#rows-{table} tbody tr').length"
+    shown.wait_for_function(f"() => {lines} > 0")
+    return int(shown.evaluate(lines))
+
+
 def test_tables_sort_and_filter(page: Path, open_page: Callable[..., Any]) -> None:
     shown = open_page(page)
     shown.get_by_text("directions: 96 rows").click()
+    assert unfolded(shown, "directions") == 96
     table = shown.locator("#rows-directions")
 
     def column(number: int) -> list[str]:
@@ -72,11 +82,9 @@ def test_long_tables_come_a_hundred_rows_at_a_time(
     path = measured(layers=3, samples=20, heads=3).report(tmp_path / "long.html")
     shown = open_page(path)
     shown.get_by_text("results: 360 rows").click()
-    lines = "document.querySelectorAll('#rows-results tbody tr').length"
-    shown.wait_for_function(f"() => {lines} > 0")  # the fold tells that it is open in its own time
-    assert shown.evaluate(lines) == 100
+    assert unfolded(shown, "results") == 100
     shown.get_by_role("button", name="Show 100 more of 360").click()
-    assert shown.evaluate(lines) == 200
+    assert unfolded(shown, "results") == 200
 
 
 def test_keys_alone_suffice(page: Path, open_page: Callable[..., Any]) -> None:
@@ -101,6 +109,7 @@ def test_keys_alone_suffice(page: Path, open_page: Callable[..., Any]) -> None:
     assert not tip.is_visible()
     shown.locator("summary").first.focus()
     shown.keyboard.press("Enter")
+    unfolded(shown, "results")
     shown.locator("#rows-results th button").first.focus()
     shown.keyboard.press("Enter")
     assert shown.locator("#rows-results th").first.get_attribute("aria-sort") == "ascending"

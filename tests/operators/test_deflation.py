@@ -211,3 +211,7 @@ def test_float32_does_not_stand_for_values_with_much_in_common() -> None:
     near = asc.jacobian(attention, x.at(1e5 + x.x))
     assert near.coarse is None
     assert near.rounding > 1e-12
+    along = torch.eye(4, dtype=torch.float64)[0]  # what no value reads is common to tokens too
+    blind = dataclasses.replace(heads, value=heads.value * (1 - along))
+    assert asc.jacobian(asc.Softmax(blind), x).coarse is not None
+    assert asc.jacobian(asc.Softmax(blind), x.at(x.x + 1e5 * along)).coarse is None

@@ -19,16 +19,8 @@ from attnscope.studies import Workbench
 from attnscope.studies.attack import Attack, AttackConfig
 from attnscope.studies.matrices import MATRICES
 
-MATRICES_ALONE = {
-    "attention": "softmax",
-    "heads": 1,
-    "scores": "random",
-    "values": "identity",
-    "dim": 8,
-    "causal": False,
-}
-"""Options that make attention of matrices, and what they are if nobody says; no model takes them.
-"""
+MATRICES_ALONE = ("attention", "heads", "scores", "values", "dim", "causal")
+"""Options that make attention of matrices; no model takes them."""
 
 
 def command(
@@ -129,7 +121,8 @@ def _config(options: dict[str, Any]) -> AttackConfig:
         raise ValueError(f'--only must be "both", "worst" or "split", got {only!r}.')
     if radius is not None and not 0 < radius < float("inf"):
         raise ValueError(f"--radius must be a finite number above 0, got {radius}.")
-    made = [name for name, usual in MATRICES_ALONE.items() if options[name] != usual]
+    usual = {field.name: field.default for field in dataclasses.fields(AttackConfig)}
+    made = [name for name in MATRICES_ALONE if options[name] != usual[name]]
     if options["model"] is not None and made:
         raise ValueError(
             f"--{made[0]} makes attention of matrices, and a model brings its own: leave out"

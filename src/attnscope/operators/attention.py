@@ -19,7 +19,7 @@ from attnscope.attention import Attention
 from attnscope.measures import Particles
 from attnscope.operators.kernels import SoftmaxKernel
 from attnscope.operators.operator import Gram, LinearOperator, of_function
-from attnscope.operators.precision import MOST_COMMON, common_part, wide, widened
+from attnscope.operators.precision import MOST_COMMON, common_part, common_rounding, wide, widened
 
 ROWS_AT_ONCE = 4096
 """The adjoint projects this many rows at a time, and writes them over the gradients that it no
@@ -56,7 +56,7 @@ def _of_checked(attention: Attention, mu: Particles, layer: _Layer | None = None
         shape = tuple(mu.x.shape[-2:])
         plain = LinearOperator(
             layer.mv, layer.rmv, shape, shape, mu.x.dtype, mu.x.device, tuple(mu.x.shape[:-2]),
-            rounding=layer.kernel.rounding(),
+            rounding=max(layer.kernel.rounding(), common_rounding(mu.x)),
         )  # fmt: skip
     else:
         plain = of_function(lambda x: attention.dense(x, mu.at(x)), mu.x, stack=mu.x.ndim - 2)
@@ -125,12 +125,12 @@ def _are_moderate(*parts: Tensor) -> bool:
 
 
 def _fits_float32(attention: Attention, mu: Particles, values: Float[Tensor, "g n v"]) -> bool:
-    """Whether float64 numbers lie where float32 keeps its digits, and what values differ by too.
+    """Whether float32 keeps the digits of these numbers, and of what tokens and values differ by.
     Angles of rotary embeddings do not: they grow with the token's number.
     """
     if mu.x.dtype != torch.float64 or attention.heads.rotary is not None:
         return False
-    if common_part(values) > MOST_COMMON:
+    if max(common_part(mu.x), common_part(values)) > MOST_COMMON:
         return False
     heads = attention.heads
     parts = (mu.x, mu.weights, heads.query, heads.key, heads.value, heads.output)

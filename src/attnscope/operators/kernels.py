@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnscope.operators._tiles import tile_sizes
-from attnscope.operators.precision import common_part, wide
+from attnscope.operators.precision import common_rounding, wide
 
 STORED_BYTES, STORED_ROWS = 2**30, 2048
 """P is stored while it takes no more than this, and up to this length: beyond, it is many times as
@@ -100,8 +100,7 @@ class SoftmaxKernel:
         """An estimate of the relative error of products: scores are differences of large terms, and
         so is how values differ where they have much in common.
         """
-        values = 2 * torch.finfo(self.v.dtype).eps * common_part(self.v)
-        return max(values, rounding_of(self.q, self.k, 1 / abs(self.scale)))
+        return max(common_rounding(self.v), rounding_of(self.q, self.k, 1 / abs(self.scale)))
 
     def restricted(self, index: Int[Tensor, " c"]) -> SoftmaxKernel:
         """The kernel of these problems alone, nothing computed again."""

@@ -28,6 +28,7 @@ def of_norm(
     def mean_free(u: Tensor) -> Tensor:
         return u - u.mean(-1, keepdim=True) if centred else u
 
+    common = common_part(x[..., None]) if centred else 1.0
     spread = mean_free(x)
     inverse = (spread.square().mean(-1, keepdim=True) + eps).rsqrt()
     z = spread * inverse
@@ -47,13 +48,13 @@ def of_norm(
         dtype=x.dtype,
         device=x.device,
         stack=tuple(x.shape[:-2]),
-        rounding=2 * torch.finfo(x.dtype).eps * (common_part(x[..., None]) if centred else 1.0),
+        rounding=2 * torch.finfo(x.dtype).eps * common,
         exact=(
             None if x.dtype == torch.float64 else lambda: of_norm(wide(x), wide(gain), eps, centred)
         ),
         coarse=(
             None
-            if x.dtype != torch.float64 or (centred and common_part(x[..., None]) > MOST_COMMON)
+            if x.dtype != torch.float64 or common > MOST_COMMON
             else lambda: of_norm(x.float(), gain.float(), eps, centred)
         ),
         restrict=(

@@ -56,3 +56,8 @@ def common_part(vectors: Float[Tensor, "*stack n d"]) -> float:
     )
     differ = apart > SAME * size
     return float(torch.where(differ, size / torch.where(differ, apart, 1.0), 1.0).max())
+
+
+def common_rounding(vectors: Float[Tensor, "*stack n d"]) -> float:
+    """The relative rounding of what such vectors differ by, in their precision."""
+    return 2 * torch.finfo(vectors.dtype).eps * common_part(vectors)
